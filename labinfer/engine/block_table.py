@@ -10,8 +10,7 @@ from labinfer.engine.block_manager import BlockManager
 
 
 class BlockGroup(NamedTuple):
-    """Device and host pool of the layers that keep equal tokens (such as all sliding-window layers), and the kinds of
-    cache moves for these pools."""
+    """Device and host pool of layers that keep equal tokens (such as all sliding-window layers); their move kinds."""
 
     blocks: BlockManager
     """The pool that attention reads."""
@@ -84,8 +83,7 @@ class BlockTable:
     def shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> tuple[list[int], list[int]]:
         """Remove the blocks of the tokens at positions ``begin`` to ``end`` (exclusive) from a table of ``num_tokens``.
 
-        Returns the blocks after ``end``, and their destinations: each block itself, or a new block for its copy if
-        shared.
+        Returns the blocks after ``end``, and their destinations: the block itself, or a new block if it is shared.
         """
         first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         behind = max(last, self.num_freed)

@@ -181,8 +181,7 @@ class BlockTables:
             self._snapshots.append((cache.state_slot, cache.digests[self.blocks.full_blocks(cache.num_tokens) - 1]))
 
     def chunk_limit(self, cache: SequenceCache) -> int | None:
-        """Number of tokens until the next snapshot of the state, at which a prefill chunk must end; None for no
-        limit."""
+        """Number of tokens until the next snapshot of the state, where a prefill chunk must end; None for no limit."""
         if self.states is None or not self.blocks.prefix_caching:
             return None
         interval = self._interval

@@ -87,8 +87,7 @@ class EngineDriver:
         """Yield the outputs of each step until ``source`` has ended and no request is open.
 
         Args:
-            source: requests with their owners, taken one by one as the waiting queue has room; it yields None if there
-                is no request yet.
+            source: requests with their owners, taken as the waiting queue has room; yields None if it has none yet.
             check: called before every step; may raise ``Interrupted``.
         """
         requests, more = iter(source), True

@@ -90,8 +90,7 @@ class RequestQueues:
             yield from heapq.merge(sorted(prefilling, key=key), self.candidates(), key=key)
 
     def candidates(self) -> Iterator[Sequence]:
-        """Yield waiting sequences, the next one first. The iteration ends once the caller asks for the next one without
-        admitting the last.
+        """Yield waiting sequences, the next one first. Ends if the caller has not admitted the last one.
 
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """

@@ -49,8 +49,7 @@ class Speculation:
         """
 
     def record_verified(self, sequence: Sequence, positions: tuple[int, ...], num_accepted: int) -> None:
-        """Count accepted tokens, and free the cache of rejected ones. Called after a chunk's sampled tokens were
-        appended to ``sequence``.
+        """Count accepted tokens, and free the cache of rejected ones. Called when ``sequence`` has the sampled tokens.
 
         Args:
             positions: position in its draft of each drafted token that was in flight: first the ``num_accepted``

@@ -37,8 +37,7 @@ class StateSlots:
         return 0
 
     def take(self, digest: bytes | None) -> tuple[int, int | None] | None:
-        """Allocate a slot for a sequence. Returns it with the snapshot of ``digest`` to copy into it, if there is one;
-        None without room.
+        """Allocate a slot. Returns it and the snapshot of ``digest`` to copy into it, if any; None without room.
 
         If no other slot is free, the sequence takes over the slot of the snapshot itself.
         """

@@ -30,7 +30,7 @@ def _base_model(name: str, names: tuple[str, ...]) -> str:
 
 
 def check_architecture(directory: Path) -> None:
-    """Reject a checkpoint that ``registry.load_config`` would reject by its config alone.
+    """Reject a checkpoint whose config shows that ``registry.load_config`` would reject it.
 
     Raises:
         UserError: there is no config, it is broken, or its architecture is not supported.

@@ -23,7 +23,7 @@ class LayerConfig:
     mixer: MixerConfig
     mlp: MLPConfig
     cache_layer: int | None = None
-    """Index of the earlier layer whose KV cache the mixer uses (KV sharing); None if it has its own."""
+    """Index of the earlier layer whose KV cache this layer's attention uses (KV sharing); None if it has its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class ModelConfig:
     hidden_size: int
     norm_eps: float
     norm_offset: float = 0.0
-    """Offset on the weights of the norms around mixers and MLPs and of the final norm."""
+    """Number added to the checkpoint's weights of the norms around attention and MLP, and of the final norm."""
     embedding_scale: float = 1.0
     """Factor on the token embeddings, rounded to their dtype."""
     residual_scale: float = 1.0
-    """Factor on the output of a mixer or an MLP before the residual addition."""
+    """Factor on the output of a layer's attention or MLP before the residual addition."""
     logits_divisor: float = 1.0
     """Divisor of the hidden states before the LM head."""
     logits_cap: float | None = None
@@ -83,8 +83,7 @@ class ModelConfig:
 
     @property
     def last_cut(self) -> int:
-        """Largest layer index at which a stage may begin: layers that share a KV cache must be in the stage of its
-        owner."""
+        """Largest layer index at which a stage may begin: layers that share a KV cache must be in one stage."""
         return min(
             (layer.cache_layer for layer in self.layers if layer.cache_layer is not None), default=self.num_layers
         )
@@ -118,10 +117,10 @@ def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) 
 
 
 def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
-    """``is_causal``, for the mask of every layer.
+    """Whether attention is causal, in all layers: the config's ``is_causal``, or true if that is missing.
 
     Raises:
-        UserError: it is not a boolean, or it is false in a model with mixers other than full attention.
+        UserError: it is not a boolean, or it is false although some layers have no full attention.
     """
     is_causal = file.values.get("is_causal", True)
     file.require(isinstance(is_causal, bool), f"is_causal should be true or false, not {show_value(is_causal)}")
@@ -135,7 +134,7 @@ def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
 
 
 def require_plain_layers(file: ConfigFile) -> None:
-    """Reject chunked attention and per-layer values, unless the family has consumed the latter.
+    """Reject a config with chunked attention, or with values per layer that the family has not read.
 
     Raises:
         UserError: ``attention_chunk_size`` is set, or ``per_layer_config`` is set and the family does not read it.

@@ -56,7 +56,7 @@ class ConfigFile:
         return file
 
     def text_part(self) -> ConfigFile:
-        """Config of a multimodal model's text part: ``text_config`` without its nulls, over the outer values.
+        """Config of a multimodal model's text part: the outer values, overridden by those of ``text_config`` but nulls.
 
         Raises:
             UserError: ``text_config`` is not an object.

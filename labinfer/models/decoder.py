@@ -1,8 +1,8 @@
 """The decoder that every family shares: embedding, this stage's layers, final norm, LM head.
 
-A family defines the mixer and the MLP of each layer (``ModelConfig.layers``), the placement of norms (``norm_placement``), and its
-checkpoint names (``names``). A rank builds only the layers of its stage. The first stage has the embedding, the last one the final norm and
-the LM head.
+A family defines the mixer (attention, or another module that combines tokens) and the MLP of each layer
+(``ModelConfig.layers``), the placement of norms (``norm_placement``), and its checkpoint names (``names``). A rank
+builds only the layers of its stage. The first stage has the embedding, the last one the final norm and the LM head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NormPlacement = Literal["pre", "post", "sandwich"]
 
 
 class DecoderLayer(nn.Module):
-    """Mixer and MLP, with norms and residual connections."""
+    """Decoder layer: a mixer (attention or another module that combines tokens) and an MLP, with norms."""
 
     def __init__(self, layer: LayerConfig, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
         super().__init__()
@@ -59,7 +59,8 @@ class DecoderLayer(nn.Module):
         *,
         output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and a pending residual delta, in and out: the next norm adds the delta (fused add and norm).
+        """Run the layer on hidden states, to which its first norm adds ``delta_TD``, the previous layer's last output
+        (fused add and norm). Returns its own hidden states and delta, not added yet.
 
         Args:
             output_rows: rows to return, (R, D); None for all.
@@ -189,7 +190,7 @@ class Decoder(nn.Module):
         return [*self.model.layers.values()]
 
     def calls(self) -> Iterator[FunctionCall]:
-        """Products of the LM head; layers list their own calls."""
+        """Function calls of the LM head's matrix products; layers list their own calls."""
         if self._ctx.is_last:
             yield from self.lm_head.product_calls()
 
@@ -198,7 +199,7 @@ class Decoder(nn.Module):
         return [layer.self_attn.cache_spec() for layer in self._cached_layers()]
 
     def expert_loads(self) -> dict[int, torch.Tensor]:
-        """Tokens routed to each expert so far, (E,) int64, by layer; on the stage's first tensor-parallel rank only.
+        """Tokens routed to each expert so far, (E,) int64, by layer; empty except on the stage's first TP rank.
 
         The model's last layer counts only tokens of ``output_rows``.
         """
@@ -211,8 +212,8 @@ class Decoder(nn.Module):
             if hasattr(module, "num_tokens_E")
         }
 
-    def part(self, indices: Sequence[int]) -> Decoder:
-        """The stage with a subset of its layers, which share their weights; for measurements.
+    def with_layers(self, indices: Sequence[int]) -> Decoder:
+        """Return a decoder that runs only some of this one's layers, on this one's weights; for measurements.
 
         Args:
             indices: indices of the layers in the stage, ascending; at least one.
@@ -254,12 +255,12 @@ class Decoder(nn.Module):
 
     @property
     def dynamic_rope_from(self) -> int:
-        """See ``ModelConfig``."""
+        """Prompt length beyond which ``dynamic`` rope depends on the length; 0 if no layer has it."""
         return self._config.dynamic_rope_from
 
     @property
     def is_causal(self) -> bool:
-        """See ``ModelConfig``."""
+        """Whether attention is causal. If False, a token attends to all tokens of its prompt."""
         return self._config.is_causal
 
     def rotary_table(self, rope: RopeConfig) -> RotaryTable:
@@ -271,7 +272,7 @@ class Decoder(nn.Module):
         the batch's ``output_rows``, (R, D).
 
         Args:
-            caches: caches of all layers of the stage, for a ``part`` too; see ``cache_specs``.
+            caches: caches of all layers of the stage, also if only some run (``with_layers``); see ``cache_specs``.
         """
         if self._ctx.is_first:
             hidden_TD = self._embed(self.model.embed_tokens, batch.token_ids_T)
@@ -309,7 +310,7 @@ class Decoder(nn.Module):
         return embedded_TD if self._config.embedding_scale == 1.0 else embedded_TD * self._embedding_scale
 
     def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
-        """Numbers of the stage's first rank, on all of its ranks; see ``TensorParallelCommunicator.share``."""
+        """Broadcast ``count`` numbers from the stage's first rank to its other ranks. Returns them on every rank."""
         return self._ctx.tp.share(numbers, count)
 
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,7 @@ class CheckpointReader(Protocol):
         """
 
     def check(self, part: WeightSlice) -> None:
-        """Check a slice without loading it: names, shapes and dtypes, and quantized values that may contradict the
-        config.
+        """Check a slice without loading it: names, shapes, dtypes, and quantized values that may contradict the config.
 
         Raises:
             UserError: ``load`` would raise, or a value contradicts the config.

@@ -82,8 +82,7 @@ class WeightedModule(nn.Module):
         return ""
 
     def export_packed(self) -> dict[str, Any] | None:
-        """State of this module's own packed weights: tensors in host memory and plain values, by name. None if they
-        cannot be cached."""
+        """This module's packed weights: tensors in host memory and plain values, by name; None if not cacheable."""
         return {name: parameter.detach() for name, parameter in self.named_parameters(recurse=False)}
 
     def import_packed(self, state: Mapping[str, Any]) -> None:

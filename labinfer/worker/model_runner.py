@@ -21,7 +21,7 @@ from labinfer.models.layers.input_batch import (
     OutputRows,
     PooledRows,
     PromptRow,
-    WindowedPlaces,
+    WindowedSlots,
 )
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
@@ -97,13 +97,13 @@ class ModelRunner:
         self.drafter: StepDrafter | None = None
         """Set on ranks whose steps also draft tokens (MTP)."""
 
-    def part(self, indices: Sequence[int]) -> ModelRunner:
-        """Make a runner of some of this one's layers, over its weights, cache and sequences; for measurements.
+    def with_layers(self, indices: Sequence[int]) -> ModelRunner:
+        """Return a runner of only some of this one's layers, with its weights, cache and sequences; for measurements.
 
         Args:
             indices: indices of the layers within the stage, ascending; at least one.
         """
-        part, model = copy(self), self.model.part(indices)
+        part, model = copy(self), self.model.with_layers(indices)
         caches = self.cache.layers
         part._layers = self._around(lambda batch, hidden: model(batch, hidden, caches), "layers")
         return part
@@ -196,7 +196,7 @@ class ModelRunner:
         )
         if cache.has_window_blocks:
             in_windows = self._window_indices.fill(slots_T=[window_slots], tables_N=window_tables)
-            windowed = WindowedPlaces(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
+            windowed = WindowedSlots(in_windows["slots_T"], attention.with_tables(in_windows["tables_N"]))
         is_chunk = len(plan.entries) == 1 and len(token_ids) <= FEW_ROWS
         all_rows |= self.drafter is not None  # the MTP layer caches keys and values of all tokens
         if not (all_rows or prompt_rows or pooled or is_chunk) and len(sample_rows) < len(token_ids) > len(

@@ -24,7 +24,7 @@ class MTPDraft:
     """Draft of a sequence in progress."""
 
     row: int
-    """Row of the last valid token: the first one after which the sampled token differs from the drafted one, or has none."""
+    """Row of the last valid token: drafted tokens after it were rejected. The draft follows the token sampled there."""
     context_len: int
     """Number of tokens in the cache up to ``row``."""
     count: int
@@ -36,15 +36,15 @@ class MTPDraft:
 
     @property
     def length(self) -> int:
-        """Number of tokens that the layer has run so far, plus the next one."""
+        """Number of tokens in the cache of the MTP layer once it has run the next one."""
         return self.context_len + len(self.tokens)
 
 
 class MTPDrafter:
     """Runs the MTP layer on every row of the last stage, to cache its keys and values, and on its own drafted tokens.
 
-    A row without a known next token, as in a pooled prompt, is given an arbitrary one. A wrong next token only lowers
-    the acceptance rate, also in a block found in the prefix cache that another token followed in its first sequence.
+    The layer's input is a row's hidden state and the next token. If the next token is unknown (as in a pooled prompt),
+    or wrong (in a cached block that another token followed when it was computed), only the acceptance rate suffers.
 
     Args:
         model: the stage.
@@ -63,7 +63,7 @@ class MTPDrafter:
         sequences: Mapping[int, SequenceState],
         token_ids: list[int] | None,
     ) -> list[tuple[int, ...]]:
-        """See ``StepDrafter``."""
+        """Draft up to ``BatchEntry.num_drafts`` tokens after those that a step sampled; see ``StepDrafter``."""
         next_tokens, drafts = self._read(plan, batch, sequences, self._model.share(token_ids, plan.num_samples))
         asked = sorted(drafts.values(), key=lambda draft: -draft.count)
         rows = OutputRows(self._tensor([draft.row for draft in asked]), self._attention(asked))

@@ -34,7 +34,7 @@ def capture_steps(capture: Capture | None) -> Around:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A graph with its input and output buffers beside the batch."""
+    """A captured graph with its buffers for activations; its other inputs are the tensors of the batch."""
 
     graph: Graph
     hidden_TD: torch.Tensor | None
@@ -54,16 +54,15 @@ class StepGraphs:
     """Runs a part of each step, as a captured graph if there is one.
 
     A step of one token for each sequence is captured when it first occurs, and a step of a few tokens of one sequence
-    when it occurs a second time. A graph is replayed for steps with equal ``ModelInputBatch.places`` (shapes and tensor
-    addresses), which ``IndexBuffer`` keeps stable. The output is valid until the next step.
+    when it occurs a second time. A graph is replayed for steps with equal ``ModelInputBatch.graph_key`` (shapes and
+    tensor addresses), which ``IndexBuffer`` keeps stable. The output is valid until the next step.
 
     Args:
         part: the layers or the head.
         capture: captures the calls of a part; None to capture nothing. It must see all that the part does, see
             ``functions.graph``.
-        kept_bytes: maximum memory of all graphs. Steps are captured up to the number of rows for which the graphs of
-            all smaller numbers fit, too, so that graphs do not evict each other again and again. Larger graphs are not
-            kept.
+        kept_bytes: maximum memory of all graphs. A step of n rows is captured only if graphs of 1, 2, … n rows all fit:
+            otherwise graphs would evict each other again and again.
     """
 
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
@@ -71,9 +70,9 @@ class StepGraphs:
         self._row_bytes, self._program_bytes = 0.0, 0  # bytes of a graph, per row and fixed: maxima so far
         self._most_sequences = MAX_SEQUENCES
         """Maximum number of sequences of a step to capture: half of the number in a step that could not be captured."""
-        self._seen: set[tuple[int, ...]] = set()  # places of steps with several rows of one sequence, seen once
+        self._seen: set[tuple[int, ...]] = set()  # keys of steps with several rows of one sequence, seen once
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
-        """Captured steps by ``places``, least recently used first; None for a step that cannot be captured."""
+        """Captured steps by ``graph_key``, least recently used first; None for a step that cannot be captured."""
 
     def __call__(self, batch: ModelInputBatch, hidden_TD: torch.Tensor | None) -> torch.Tensor:
         num_sequences, num_rows = len(batch.attention.context_lens), len(batch.token_ids_T)
@@ -81,15 +80,15 @@ class StepGraphs:
         only_decodes = is_chunk or num_sequences == num_rows <= MAX_SEQUENCES
         if self._capture is None or not (only_decodes and self._has_room(num_rows)):
             return self._part(batch, hidden_TD)
-        places = batch.places
-        if places not in self._steps:
-            is_tried = places in self._seen if is_chunk else num_sequences <= self._most_sequences
+        key = batch.graph_key
+        if key not in self._steps:
+            is_tried = key in self._seen if is_chunk else num_sequences <= self._most_sequences
             if is_tried:
-                return self._capture_step(places, batch, hidden_TD)
+                return self._capture_step(key, batch, hidden_TD)
             if is_chunk:
-                self._seen.add(places)
+                self._seen.add(key)
             return self._part(batch, hidden_TD)
-        step = self._steps[places] = self._steps.pop(places)
+        step = self._steps[key] = self._steps.pop(key)
         if step is None:
             return self._part(batch, hidden_TD)
         if hidden_TD is not None:
@@ -98,13 +97,13 @@ class StepGraphs:
         return step.out
 
     def _capture_step(
-        self, places: tuple[int, ...], batch: ModelInputBatch, hidden_TD: torch.Tensor | None
+        self, key: tuple[int, ...], batch: ModelInputBatch, hidden_TD: torch.Tensor | None
     ) -> torch.Tensor:
         own_TD = None if hidden_TD is None else hidden_TD.clone()
         out, graph = self._capture(
             lambda: self._part(batch, own_TD), lambda: self._part(_for_dry_run(batch), own_TD), batch.attention
         )
-        step = self._steps[places] = None if graph is None else CapturedStep(graph, own_TD, out)
+        step = self._steps[key] = None if graph is None else CapturedStep(graph, own_TD, out)
         num_rows, num_sequences = len(batch.token_ids_T), len(batch.attention.context_lens)
         if step is None:
             if num_rows == num_sequences:
@@ -113,7 +112,7 @@ class StepGraphs:
         self._row_bytes = max(self._row_bytes, step.data_bytes / num_rows)
         self._program_bytes = max(self._program_bytes, graph.program_bytes)
         if not self._has_room(num_rows):
-            del self._steps[places]
+            del self._steps[key]
         while self.num_bytes > self._kept_bytes:  # evict the least recently used
             del self._steps[next(iter(self._steps))]
             self._seen.clear()
@@ -125,12 +124,12 @@ class StepGraphs:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all graphs now."""
+        """Bytes of all graphs that are kept now."""
         return sum(step.num_bytes for step in self._steps.values() if step is not None)
 
 
 def _for_dry_run(batch: ModelInputBatch) -> ModelInputBatch:
-    """Copy of a batch with ``HostReadGuard`` in place of the lists of its sequences."""
+    """Copy of a batch whose lists are ``HostReadGuard`` objects, which raise if they are read."""
     windowed = batch.windowed
     if windowed is not None:
         windowed = replace(windowed, attention=for_dry_run(windowed.attention))

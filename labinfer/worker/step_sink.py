@@ -15,7 +15,7 @@ class StepRecord:
     """One step on one rank. Times in seconds."""
 
     step_id: int
-    """Number of the micro-batch, the same on every rank."""
+    """Number of the micro-batch; equal on every rank."""
     num_sequences: int
     num_tokens: int
     """Tokens that the step ran, including those of prompts."""

@@ -22,7 +22,7 @@ class Worker:
     ``launch`` posts the receives of a plan, ``progress`` runs the oldest launched plan, ``stop`` waits for all sends.
 
     Args:
-        pipeline: links to the stages beside this one; None if there is one stage.
+        pipeline: links to the previous and the next stage; None if there is one stage.
         incoming: dtype of the activations that arrive; None on the first stage.
         hidden_size: width of the activations between stages.
         recorder: traces this rank's time.
@@ -65,7 +65,10 @@ class Worker:
         self._launched.append((plan, self.post(plan.step_id, plan.num_tokens)))
 
     def progress(self) -> BatchResult | None:
-        """Run the oldest launched plan. Returns its result on rank 0 if that is the rank that samples."""
+        """Run this rank's part of the oldest plan that was launched but not run yet.
+
+        Returns the plan's result if this is rank 0 and it samples; otherwise None.
+        """
         plan, arrival = self._launched.popleft()
         self._progress.step_id = plan.step_id
         if not self._sinks:
@@ -155,8 +158,8 @@ class Worker:
         self._sinks.close()
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Tokens routed to each expert so far, by layer. Empty except on a stage's first tp rank, and after ``close``:
-        another thread may call it."""
+        """Tokens routed to each expert so far, by layer. Empty except on a stage's first tp rank, and after ``close``.
+        May be called by another thread."""
         runner = self.runner
         loads = runner.model.expert_loads() if runner is not None else {}
         return {layer: num_tokens_E.tolist() for layer, num_tokens_E in loads.items()}

@@ -425,7 +425,7 @@ def _layer_timer(
         before: seconds before the first layer (embedding and per-layer embeddings), by rows.
         least: see ``_measure``.
     """
-    runners = {False: timer.runner.part(numbers), True: timer.runner.part(numbers[:1])}
+    runners = {False: timer.runner.with_layers(numbers), True: timer.runner.with_layers(numbers[:1])}
     counts = {False: len(numbers), True: 1}
 
     @cache
@@ -452,7 +452,7 @@ def _measure_skipped(
         seconds: seconds of such a layer when it computes all rows.
         before: see ``_layer_timer``.
     """
-    runner, saved = timer.runner.part(numbers[:1]), {0: 0.0}
+    runner, saved = timer.runner.with_layers(numbers[:1]), {0: 0.0}
     for size in rows:
         shape = StepShape(chunks=((size, 0),))
         less = timer.time_layers(timer.plan(shape), runner, all_rows=False) - before.at(size)

@@ -41,7 +41,8 @@ class HunYuanMoEV1ForCausalLM(Decoder):
 
 
 def read_layer_values(file: ConfigFile, layer: int, *keys: str) -> ConfigFile:
-    """The config with the values of layer ``layer`` for ``keys``, which may be lists."""
+    """Copy of the config for layer ``layer``: each of ``keys`` that is a list (one value per layer) has that layer's
+    value."""
     own = {}
     for key in keys:
         values = file.values[key]

@@ -199,13 +199,13 @@ class Attention(nn.Module):
 
     @cached_property
     def _qkv_heads(self) -> QKVHeads:
-        """Built at the first step: loading the weights replaces the tensors of ``q_norm`` and ``k_norm``."""
+        """Argument of ``rotate_and_write``; built at the first step, as loading replaces the tensors of the norms."""
         interleaved = self.rope is not None and self.rope.interleaved
         return QKVHeads(self._num_new, interleaved, self._head_norms())
 
     @cached_property
     def _attention_heads(self) -> AttentionHeads:
-        """Built at the first step: loading the weights replaces the tensor of ``sinks``."""
+        """Argument of ``paged_attention``; built at the first step, as loading replaces the tensor of ``sinks``."""
         sinks_H = None if self.sinks is None else self.sinks.logits_H
         return AttentionHeads(self._head_ptr, self._scale, self.config.window, sinks_H)
 
@@ -242,7 +242,7 @@ class HeadLogits(WeightedModule):
 
 
 def key_value_spec(num_kv: int, head_size: int, rope: RopeConfig | None, tiled: bool = False) -> CacheSpec:
-    """Cache spec of keys and values of ``num_kv`` heads; ``tiled`` has an effect only if block and head size allow it."""
+    """Cache spec of keys and values of ``num_kv`` heads; ``tiled`` asks for tiled pools, if block and head size allow."""
     shape = (num_kv, head_size)
     layouts = (PoolLayout.KEY_TILES, PoolLayout.VALUE_TILES) if tiled else (PoolLayout.ROWS, PoolLayout.ROWS)
     per_token = {

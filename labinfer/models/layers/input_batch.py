@@ -43,18 +43,18 @@ class LongPrompts:
 
 @dataclass(frozen=True)
 class OutputRows:
-    """Rows whose final hidden states are needed, and their attention: the model's last layer computes only these."""
+    """Rows (tokens of the batch) whose final hidden states are needed; the model's last layer computes only these."""
 
     rows_R: torch.Tensor
     """Row indices in ascending order, int64; a sequence's output rows are the last of its rows."""
     attention: AttentionBatch
     """Attention batch of the sequences that have output rows."""
     windowed: AttentionBatch | None = None
-    """Attention batch of the output rows in layers that use ``WindowedPlaces``."""
+    """Attention batch of the output rows in sliding-window layers that have KV blocks of their own."""
 
 
 @dataclass(frozen=True)
-class WindowedPlaces:
+class WindowedSlots:
     """Cache slots and block tables of sliding-window layers, if these have KV blocks of their own."""
 
     slots_T: torch.Tensor
@@ -82,12 +82,12 @@ class ModelInputBatch:
     """Tokens whose ``dynamic`` rope depends on the length of their prompt; None without any."""
     output_rows: OutputRows | None = None
     """Rows that ``Decoder.forward`` returns on the last stage; None for all."""
-    windowed: WindowedPlaces | None = None
+    windowed: WindowedSlots | None = None
     """Slots and block tables of sliding-window layers; None if these share the other layers' KV blocks."""
 
     @cached_property
-    def places(self) -> tuple[int, ...]:
-        """Numbers of sequences, of rows and of sampled rows, then the addresses of the batch's tensors; a key for captured steps."""
+    def graph_key(self) -> tuple[int, ...]:
+        """Key for captured steps: numbers of sequences, rows and sampled rows, and the addresses of all tensors."""
         attention = self.attention
         tensors = (
             *(self.token_ids_T, self.positions_T, self.slots_T, self.sample_rows_B, attention.state_slots_B),

@@ -155,11 +155,11 @@ class Matrix(WeightedModule):
         return torch.cat(list(outs), dim=1)
 
     def calls(self) -> Iterator[FunctionCall]:
-        """Products with this matrix."""
+        """Function calls of products with this matrix."""
         yield from self.product_calls()
 
     def product_calls(self) -> Iterator[LinearCall]:
-        """A product with each block."""
+        """Function calls of products with this matrix, one for each block."""
         for block in self._blocks:
             yield LinearCall(
                 target=block.functions.target,

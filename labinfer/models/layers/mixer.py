@@ -21,7 +21,7 @@ from labinfer.models.layers.rope import RopeConfig
 
 
 class Mixer(Protocol):
-    """A rank's share of one layer's attention, or of another token mixer; an ``nn.Module``."""
+    """Mixer of one layer on this rank: attention, or another module that combines tokens; an ``nn.Module``."""
 
     rope: RopeConfig | None
     """Rotary config of the ``angles`` that ``forward`` takes; None if it needs none."""
@@ -56,7 +56,7 @@ class MixerConfig(Protocol):
     """Unsharded shape of a mixer."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
-        """This rank's ``Mixer``."""
+        """Build this rank's share of the mixer, a ``Mixer``."""
         ...
 
     def with_window(self, window: int) -> MixerConfig:

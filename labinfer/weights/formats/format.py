@@ -59,8 +59,7 @@ class TensorReader(Protocol):
 
 
 class MatrixForm(Protocol):
-    """Form of a matrix in memory (a layout of quantized values, or floating point), and its tensors in the
-    checkpoint."""
+    """Form of a matrix in memory (layout of quantized values, or floating point), and its tensors in checkpoints."""
 
     def form(self, quantization: str) -> QuantLayout | None:
         """Layout of the quantized values that a rank should hold; None for floating-point values, which its functions may quantize.

@@ -89,12 +89,16 @@ class RoutedExperts(WeightedModule):
 
     @cached_property
     def _mlps(self) -> ExpertMLPs:
-        """Built at the first step, after the experts and the biases are packed."""
+        """Argument of the experts' function; built at the first step, when experts and biases are packed."""
         gate = None if self.biases is None else self.biases.gate
         return ExpertMLPs(self.packed, self._range[0], gate, self._gelu)
 
-    def call(self, num_chosen: int) -> ExpertsCall:
-        """Function call of a batch with ``num_chosen`` experts per token."""
+    def experts_call(self, num_chosen: int) -> ExpertsCall:
+        """Description of this layer's call of the experts' function, for measurements.
+
+        Args:
+            num_chosen: experts per token.
+        """
         return ExpertsCall(
             target=self._functions.target,
             quantization=self._functions.quantization,
@@ -138,7 +142,7 @@ class RoutedExperts(WeightedModule):
         self._take(packed)
 
     def pack(self) -> None:
-        """Allocate experts without weights, to know their size."""
+        """Allocate the memory of the packed experts without loading weights, so that its size is known."""
         self._take(self._make())
 
     @property

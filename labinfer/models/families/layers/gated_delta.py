@@ -118,7 +118,7 @@ class GatedDeltaNet(nn.Module):
 
     @cached_property
     def _heads(self) -> DeltaHeads:
-        """Built at the first step: loading the weights replaces the tensors of ``decay``."""
+        """Argument of ``delta_rule``; built at the first step, as loading replaces the tensors of ``decay``."""
         return DeltaHeads(self.decay.rate_H, self.decay.bias_H, self._key_heads_H)
 
     @property

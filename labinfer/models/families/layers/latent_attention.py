@@ -134,7 +134,7 @@ class MultiHeadLatentAttention(nn.Module):
 
     @cached_property
     def _transform(self) -> LatentTransform:
-        """Built at the first step: loading the weights replaces the tensor of the norm."""
+        """Argument of ``write_latent``; built at the first step, as loading replaces the tensor of the norm."""
         return LatentTransform(self.kv_a_layernorm.weight, self.config.norm_eps, self.config.rope.interleaved)
 
     def _project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

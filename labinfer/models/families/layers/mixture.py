@@ -57,7 +57,7 @@ class Mixture(nn.Module):
 
     def calls(self) -> Iterator[FunctionCall]:
         """Call of the experts, if this rank holds any."""
-        call = self.experts.call(self.gate.config.num_chosen)
+        call = self.experts.experts_call(self.gate.config.num_chosen)
         if call.elements:
             yield call
 

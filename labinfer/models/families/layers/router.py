@@ -74,7 +74,7 @@ class Router(WeightedModule):
 
     @cached_property
     def _weights(self) -> RouterWeights:
-        """Built at the first step: loading and packing replace the tensors."""
+        """Argument of the router's function; built at the first step, as loading and packing replace the tensors."""
         return RouterWeights(self.weight, self.config, self.bias, self.scale)
 
     def pack(self) -> None:
