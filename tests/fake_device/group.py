@@ -19,9 +19,16 @@ class CardGroup(dist.ProcessGroup):
         self._name, self._cards, self._store, self._timeout = name, cards, store, timeout
         self._gloo: dist.ProcessGroupGloo | None = None
         self._cards_met: dict[int, str] = {}
+        self._group_name = ""
 
     def getBackendName(self) -> str:
         return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    def getGroupName(self) -> str:
+        return self._group_name
 
     def allreduce(self, tensors, opts=None):
         self._meet(tensors, range(self.size()))
