@@ -33,7 +33,7 @@ class AttentionBatch:
     _parts: dict[tuple[int, ...], tuple[torch.Tensor, AttentionBatch]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """Cache of ``part``: all layers of a step ask for equal parts."""
+    """Results of ``part`` by ``indices``: all layers of a step ask for equal ones."""
 
     @classmethod
     def build(

@@ -60,7 +60,7 @@ class Timing(msgspec.Struct, frozen=True):
     """Number of starts whose times are merged here."""
 
     def merge(self, other: Timing) -> Timing:
-        """Element-wise minimum with the times of another start for the same candidate: load only adds time."""
+        """Element-wise minimum with a candidate's times at another start: load on the machine only adds time."""
         return msgspec.structs.replace(
             self,
             seconds=list(map(min, self.seconds, other.seconds)),
@@ -140,7 +140,8 @@ def benchmark(
 def is_disturbed(times: Times) -> bool:
     """Whether the machine was busy while ``times`` were measured, so that another start may give better ones.
 
-    Uses the geometric mean over all timings: with a candidate's few calls, a single median may be twice the minimum on an idle machine, too.
+    Uses the geometric mean over all timings. A single median tells nothing: with few calls it may be twice the minimum even on an idle
+    machine.
     """
     timings = [timing for candidates in times.values() for timing in candidates]
     if not timings or timings[0].starts >= MAX_STARTS:

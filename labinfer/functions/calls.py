@@ -1,4 +1,4 @@
-"""Function calls of a step at the sizes of one rank, so that implementations can be timed.
+"""Descriptions of the function calls of a step, with the sizes of one rank, so that implementations can be timed.
 
 A layer's ``calls()`` lists its calls; calls of mixtures of experts are in ``expert_calls``, of layers with a state in ``delta_calls``.
 Functions without a class here (packing, embedding, sampling, routing) are not autotuned: the reference has only one alternative, and the
@@ -89,7 +89,7 @@ class CallSetting:
         return torch.arange(rows, device=self.device)
 
     def fill(self, pools: Sequence[TokenPool], batch: AttentionBatch | None = None, *, window: int = 0) -> None:
-        """Fill ``pools`` as a run would leave them; does nothing here, see ``check_plugins.CheckSetting``.
+        """Fill ``pools`` with values as in a run. Does nothing here: ``check_plugins.CheckSetting`` overrides it.
 
         Args:
             batch: sequences that read the pools; None if the call writes them.
@@ -97,11 +97,12 @@ class CallSetting:
         """
 
     def fill_states(self, states: torch.Tensor, batch: AttentionBatch) -> None:
-        """Fill the state of each sequence of the batch, (B, …), as a run would leave it; does nothing here."""
+        """Fill the state of each sequence of the batch, (B, …), with values as in a run. Does nothing here."""
 
 
 class FunctionCall(Protocol):
-    """A function call at the sizes of this rank. Hashable: calls of equal sizes are equal and timed once."""
+    """Description of a call of a function (such as attention) with the sizes of this rank's layers. Hashable: calls of
+    equal sizes are equal and timed once."""
 
     @property
     def target(self) -> str:
@@ -134,7 +135,7 @@ class WeightCall(FunctionCall, Protocol):
         ...
 
     def cut(self, part: float) -> WeightCall:
-        """The call with about the fraction ``part`` of the weights."""
+        """A smaller call, with about the fraction ``part`` of the weights."""
         ...
 
     def pack(self, function: Callable, setting: CallSetting) -> Any:
@@ -168,7 +169,7 @@ class LinearCall:
         return self.outputs * self.inputs
 
     def cut(self, part: float) -> LinearCall:
-        """The call with the fraction ``part`` of the outputs, rounded up to a multiple of 64."""
+        """A smaller product, with the fraction ``part`` of the outputs, rounded up to a multiple of 64."""
         return replace(self, outputs=min(self.outputs, math.ceil(self.outputs * part / 64) * 64))
 
     def pack(self, function: PackWeight, setting: CallSetting) -> PackedWeight:

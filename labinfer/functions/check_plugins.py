@@ -87,10 +87,10 @@ def check_plugins(calls: RankCalls, registry: FunctionRegistry) -> None:
 
 
 def _compare(call: FunctionCall, item: Implementation, calls: RankCalls, registry: FunctionRegistry) -> None:
-    """Compare one implementation for one call.
+    """Compare one implementation with the reference, for one call.
 
     Raises:
-        UserError: as ``check_plugins``.
+        UserError: results differ by more than the implementation's tolerance, or the implementation raises.
     """
     function, setting = call.target.rpartition(".")[2], calls.setting
     where = (setting.device, setting.dtype, None, calls.quantization[call.target])
@@ -126,7 +126,7 @@ class _Result:
 def _run(
     call: FunctionCall, item: Implementation, pack: Mapping[str, Callable], rows: int, setting: CallSetting
 ) -> list[_Result]:
-    """Outputs of a call, then the contents of its pools and states."""
+    """Make a call. Returns its outputs, then the contents of its pools and states."""
     own = CheckSetting(**vars(setting))
     with torch.inference_mode():
         bound = call.bind(item.call, rows, own)
@@ -157,7 +157,7 @@ def _difference(result: _Result, right: _Result, tolerance: float | None) -> str
 
 
 def _written_slots(batch: AttentionBatch, window: int, block_size: int) -> torch.Tensor:
-    """Slots of the batch's sequences, from the first block that a new token attends to."""
+    """Slots that may be read: those of the batch's sequences, from the first block that a new token attends to."""
     slots = []
     for index, length in enumerate(batch.context_lens):
         table = batch.tables_N[batch.table_ptr[index] : batch.table_ptr[index + 1]].tolist()

@@ -1,4 +1,4 @@
-"""Calls of a Gated DeltaNet layer; see ``calls``."""
+"""Function calls of a Gated DeltaNet layer, for timing; see ``calls``."""
 
 from __future__ import annotations
 

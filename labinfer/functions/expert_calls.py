@@ -1,4 +1,4 @@
-"""``ExpertsCall``: a call of a mixture's experts; see ``calls``."""
+"""``ExpertsCall``: description of a call of a mixture's experts, for timing; see ``calls``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUTINGS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsCall:
-    """``experts`` with a rank's experts of one layer."""
+    """A call of ``experts`` with this rank's experts of one layer."""
 
     quantization: str
     num_experts: int
@@ -31,7 +31,7 @@ class ExpertsCall:
     hidden_size: int
     columns: int
     num_timed: int | None = None
-    """Experts in memory during timing, E; None for all that the rank holds."""
+    """Number of the rank's experts that are allocated for timing, E; None for all."""
     target: str = "experts"
 
     @property
@@ -39,8 +39,8 @@ class ExpertsCall:
         return 3 * self._count * self.hidden_size * self.columns
 
     def cut(self, part: float) -> ExpertsCall:
-        """The call with the fraction ``part`` of the weights: fewer experts, but at least ``num_chosen``, then fewer columns, rounded up to a
-        multiple of 64."""
+        """A smaller call, with the fraction ``part`` of the weights: fewer experts, but at least ``num_chosen``, then
+        fewer columns, rounded up to a multiple of 64."""
         count = min(self.num_experts, max(self.num_chosen, math.ceil(self.num_experts * part)))
         columns = self.columns * part * self.num_experts / max(1, count)
         return replace(self, num_timed=count, columns=min(self.columns, math.ceil(columns / 64) * 64))
@@ -71,10 +71,11 @@ class ExpertsCall:
         return packed_bytes * chosen // max(1, self._count) // ROUTINGS
 
     def routings(self, rows: int) -> list[torch.Tensor]:
-        """Expert ids of ``rows`` tokens, (T, A) int64, for ``ROUTINGS`` batches: uniform, and equal in every call.
+        """Random expert ids of ``rows`` tokens, (T, A) int64, for ``ROUTINGS`` batches; equal in every call.
 
-        As many of the rank's chosen experts as are timed keep their tokens, so that each has as many tokens as in a run. The ids of all
-        others are out of range, as if another rank held them.
+        Ids are drawn from all experts of the layer, so that an expert has as many tokens as in a run. The chosen
+        experts of this rank are mapped to those that are allocated. All other ids are out of range, as if another rank
+        held these experts.
         """
         generator = torch.Generator().manual_seed(rows)
         routings = []

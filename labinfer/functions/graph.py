@@ -37,7 +37,7 @@ class Graph(Protocol):
 
 
 class Capture(Protocol):
-    """Runs a callable and captures its calls."""
+    """Captures the function calls that a callable makes, as a graph that replays them without Python."""
 
     def __call__(
         self,
@@ -45,8 +45,8 @@ class Capture(Protocol):
         dry_run: Callable[[], torch.Tensor],
         batch: AttentionBatch | None = None,
     ) -> tuple[torch.Tensor, Graph | None]:
-        """Call ``run`` and return its result and the graph, or None instead of the graph if a call cannot be captured. Only replays of this
-        graph overwrite the result.
+        """Call ``run``. Returns its result, and the graph of its calls (None if they cannot be captured). Only replays of this graph
+        overwrite the result.
 
         ``run`` must be replayable with other values in the same memory: no Python code may depend on values read from tensors, and all work goes
         through functions, torch, or operations that support ``__torch_function__``.

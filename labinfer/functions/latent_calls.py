@@ -1,4 +1,4 @@
-"""Calls of a latent-attention layer; see ``calls``."""
+"""Function calls of a latent-attention layer, for timing; see ``calls``."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class PackedExperts(Protocol):
         ``data_EB`` is None."""
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> Iterable[tuple[PackedExperts, bool]]:
-        """Yields these experts with those that tokens chose loaded: all at once, or in several parts by ascending id. A part is valid
-        until the next one is requested. The flag says whether the part is the last.
+        """Yield (experts, is_last): these experts, in which those that tokens chose are in memory. All at once, or in
+        several parts by ascending id; a part is valid until the next one is requested.
 
         Args:
             ids_TA: experts of each token.

@@ -121,7 +121,7 @@ class QuantizedWeight:
 
 
 def clone_tensors(weight: Weight) -> Weight:
-    """A packed matrix of a dataclass with copies of all its tensors."""
+    """Copy of a packed matrix (a dataclass) with copies of its tensors."""
     values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
     return dataclasses.replace(
         weight, **{name: value.clone() for name, value in values.items() if isinstance(value, torch.Tensor)}

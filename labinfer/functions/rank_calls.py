@@ -16,18 +16,18 @@ from labinfer.functions.registry import Choice, FunctionRegistry, Implementation
 PACKERS = {"linear": "pack_weight", "experts": "make_experts"}
 """Function → the function that packs its weights."""
 MOST_CALLS = 16
-"""Maximum number of calls timed as one, unless more of them are distinct."""
+"""Number of calls that are timed together for a target. More are timed only if more of them are distinct."""
 SET_BYTES = 16 * 2**20
-"""Size to which larger matrices are cut, so that timing takes equally long for models of any size."""
+"""Bytes to which the weights of a target's calls are cut, so that timing takes equally long for models of any size."""
 ROTATED_BYTES = 128 * 2**20
-"""Bytes of weights that timed calls cycle through. A model runs through all its layers, so it reads weights from memory; those of a
-single layer would stay in the processor's cache."""
+"""Bytes of weights that timed calls cycle through. A run reads weights from memory, as a step passes through all
+layers; weights of a single layer would stay in the processor's cache."""
 
 
 class RankCalls:
-    """Calls by target, and callables that make them with random arguments.
+    """Function calls of this rank by target, and callables that make them with random arguments, for timing.
 
-    The calls of a target are timed as one: each distinct call is repeated in proportion to its count.
+    The calls of a target are timed together: each distinct call is repeated in proportion to its count.
 
     Args:
         counts: how often a batch makes each call.
@@ -72,7 +72,8 @@ class RankCalls:
         return {target: candidates for target, candidates in autotuned.items() if len(candidates) > 1}
 
     def chosen_plugins(self, choice: Choice) -> Choice:
-        """The chosen names (or the preferred candidate) of the targets for which these include a plugin's implementation."""
+        """The part of ``choice`` for targets whose chosen implementations (or preferred one, if none is chosen) include
+        a plugin's."""
         names = {target: choice.get(target, [*candidates][-1:]) for target, candidates in self.candidates.items()}
         return {
             target: chosen
@@ -90,7 +91,8 @@ class RankCalls:
         self._weights.clear()
 
     def bind(self, target: str, implementation: Implementation, rows: int) -> Callable[[], object]:
-        """A callable that makes the target's calls once, and cycles through several sets of weights."""
+        """A callable that makes all calls of ``target`` once, with ``rows`` tokens; each time with the next of several
+        sets of weights."""
         function = implementation.call
         if target in self._pack:
             return self._bind_weights(target, implementation, rows)
@@ -105,7 +107,7 @@ class RankCalls:
         return run
 
     def work(self, target: str, implementation: Implementation, rows: int) -> Work:
-        """Least work of one call of what ``bind`` returns."""
+        """Lower bounds of memory traffic and arithmetic of the callable that ``bind`` returns."""
         if target not in self._pack:
             return sum((call.work(rows, self.setting) for call in self._sequence(target)), Work(0, 0))
         calls, weights = self._weight_calls(target), self._sets(target, implementation.layout)[0]
@@ -115,7 +117,8 @@ class RankCalls:
         return total
 
     def _sequence(self, target: str) -> list[FunctionCall]:
-        """The calls of a target, repeated in proportion to their counts in lowest terms: the calls of one layer if all layers are alike."""
+        """Calls of ``target`` that are timed together, each repeated in proportion to its count in lowest terms. If all
+        layers are alike, these are the calls of one layer."""
         counts = self.counts[target]
         divisor = math.gcd(*counts.values())
         if sum(counts.values()) > MOST_CALLS * divisor:
@@ -135,13 +138,14 @@ class RankCalls:
         return run
 
     def _weight_calls(self, target: str) -> list[WeightCall]:
-        """The calls of ``_sequence``, with their weights cut to ``SET_BYTES`` in total."""
+        """Calls of ``_sequence`` with smaller matrices, if the weights of all these calls exceed ``SET_BYTES``."""
         calls = self._sequence(target)
         part = min(1.0, SET_BYTES / (sum(call.elements for call in calls) * self.setting.dtype.itemsize))
         return [call.cut(part) for call in calls]
 
     def _sets(self, target: str, layout: str) -> list[list[PackedWeight | PackedExperts]]:
-        """Packed weights for the sequence, cloned up to ``ROTATED_BYTES``, but no more weights than the rank really has."""
+        """Sets of packed weights for the calls of ``_weight_calls``: one packed set and its copies, of
+        ``ROTATED_BYTES`` together, but not more weights than the rank has."""
         if (target, layout) not in self._weights:
             calls, pack = self._weight_calls(target), self._pack[target][layout]
             first = [call.pack(pack, self.setting) for call in calls]

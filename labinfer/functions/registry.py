@@ -214,7 +214,7 @@ class FunctionRegistry:
         def layout_candidates(
             functions: Sequence[str], target: str, own: str, is_named: bool
         ) -> dict[str, dict[str, Implementation]]:
-            """Candidates of functions that share a layout; the layout is that of the function named in the last part of ``target``."""
+            """Candidates of ``functions``, all with one layout: that of the function after the dot in ``target`` (``linear``)."""
             allowed = overrides
             if not is_named:  # an override for other weights may not exist for this quantization
                 allowed = {
@@ -355,7 +355,7 @@ def _layout_group(function: str) -> tuple[str, ...]:
 def _matching_layout(
     known: Mapping[str, Mapping[str, Implementation]], reader: str, names: Sequence[str]
 ) -> dict[str, dict[str, Implementation]]:
-    """Candidates with the layout of the first of ``names`` that ``reader`` has, or else of its preferred candidate."""
+    """Candidates of one layout: that of the first of ``names`` that the function ``reader`` has, else of its preferred one."""
     readers = known[reader]
     layout = next(readers[name] for name in (*names, *reversed(readers)) if name in readers).layout
     return {
@@ -369,7 +369,7 @@ def _pick(
     names: Sequence[str] = (),
     combine: Callable[[Sequence[Callable]], Callable] = DispatchByBatchSize,
 ) -> Callable:
-    """The preferred candidate, or the candidates ``names`` (one per bucket), merged by ``combine``."""
+    """The preferred candidate's callable, or those of ``names`` (one per bucket), combined by ``combine`` if they differ."""
     preferred = candidates[next(reversed(candidates))]
     calls = [candidates.get(name, preferred).call for name in names] or [preferred.call]
     return calls[0] if len(set(map(id, calls))) == 1 else combine(calls)

@@ -38,7 +38,7 @@ class CpuDeltaRule:
             x_TC.data_ptr(),
             weight_WC.data_ptr(),
             state.data_ptr(),
-            *_places(batch),
+            *_addresses(batch),
             out_TC.data_ptr(),
             len(batch.context_lens),
             x_TC.stride(0),
@@ -65,7 +65,7 @@ class CpuDeltaRule:
             heads.bias_H.data_ptr(),
             heads.key_heads_H.data_ptr(),
             state.data_ptr(),
-            *_places(batch),
+            *_addresses(batch),
             out_THP.data_ptr(),
             len(batch.context_lens),
             num_heads,
@@ -93,6 +93,6 @@ class CpuDeltaRule:
         return out_THP
 
 
-def _places(batch: AttentionBatch) -> tuple[int, ...]:
+def _addresses(batch: AttentionBatch) -> tuple[int, ...]:
     """Addresses of ``batch``'s row pointers, context lengths and state slots."""
     return batch.row_ptr_B.data_ptr(), batch.context_lens_B.data_ptr(), batch.state_slots_B.data_ptr()

@@ -25,7 +25,8 @@ from labinfer.functions.packed_experts import ExpertShape, PackedExperts
 from labinfer.weights.codes import Codes
 
 PARTS = 4
-"""Maximum number of parts in which a layer's missing experts are read: one part is computed while the next ones are read."""
+"""Maximum number of parts into which a layer's missing experts are divided: one part is computed while the next is
+read."""
 LEAST_SLOTS = 2
 """Minimum slots: one expert to compute, and one to read into."""
 
@@ -119,8 +120,8 @@ class ExpertCache:
         return position
 
     def parts(self, positions: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
-        """Addresses of the experts at ``positions``, in several parts in this order, and whether the part is the last. Addresses are valid
-        until the next part is requested.
+        """Yield (addresses, is_last) of one part after the other of the experts at ``positions`` in the file. Addresses
+        are valid until the next part is requested.
 
         Raises:
             OSError: the file cannot be read. The experts that were being read are then not in memory.
@@ -140,8 +141,9 @@ class ExpertCache:
             yield [self._address(position) for position in group], begin == len(groups) - 1
 
     def _split(self, positions: Sequence[int]) -> list[list[int]]:
-        """Split ``positions`` into parts, two of which fit into memory at once. Cached experts before the first missing one form parts of their own.
-        Later parts begin with a missing expert, unless the part before is full. The missing experts are spread about evenly."""
+        """Divide ``positions`` into parts, of which two fit into memory at once. First come parts with only cached
+        experts (those before the first missing one). Each later part begins with a missing expert, unless the part
+        before it is full. The missing experts are spread about evenly over the parts."""
         missing = {position for position in positions if position not in self._used}
         most, size = self._slots_SB.shape
         most, at_once = most // 2, max(1, NUM_THREADS * PIECE_BYTES // max(size, PIECE_BYTES))
@@ -250,7 +252,7 @@ class OffloadedExperts:
         self._positions[index] = self._cache.write(alone.data_EB[0])
 
     def _alone(self, device: torch.device) -> PackedExperts:
-        """Memory for one packed expert."""
+        """Memory for a single packed expert."""
         return self._make(dataclasses.replace(self._shape, num_experts=1), device)
 
     def clone(self) -> OffloadedExperts:

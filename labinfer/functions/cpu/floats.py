@@ -70,12 +70,12 @@ class CpuFunctions:
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
-        if not self._is_odd(weight_OI.shape[1]):
+        if not self._has_no_panels(weight_OI.shape[1]):
             self._pack(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
         return DenseWeight(weight_OI, *weight_OI.shape)
 
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        if self._is_odd(weight.inputs):
+        if self._has_no_panels(weight.inputs):
             return linear.linear(x_TI, weight, bias_O)
         return multiply(self._linear, x_TI, weight, bias_O)
 
@@ -83,21 +83,21 @@ class CpuFunctions:
         self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
     ) -> torch.Tensor:
         finish = Finish.gate(gelu)
-        if not self._are_pairs or self._is_odd(weight.inputs) or not finish.takes(weight.outputs):
+        if not self._are_pairs or self._has_no_panels(weight.inputs) or not finish.takes(weight.outputs):
             return self.activate(self.linear(x_TI, weight, bias_O), gelu)
         return multiply(self._linear, x_TI, weight, bias_O, finish)
 
     def activate(self, gate_up_TF: torch.Tensor, gelu: bool) -> torch.Tensor:
-        """``gelu_and_mul`` or ``silu_and_mul``."""
+        """Apply ``gelu_and_mul`` or ``silu_and_mul``."""
         return _gate(self._gelu if gelu else self._silu, gate_up_TF)
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
-        if self._is_odd(table.inputs):
+        if self._has_no_panels(table.inputs):
             return linear.embedding(token_ids_T, table, first)
         return look_up(self._look_up, token_ids_T, table, first)
 
-    def _is_odd(self, inputs: int) -> bool:
-        """Whether a matrix with ``inputs`` inputs cannot be stored in panels."""
+    def _has_no_panels(self, inputs: int) -> bool:
+        """Whether a matrix with ``inputs`` inputs has no panels: those of bfloat16 need an even number."""
         return self._are_pairs and inputs % 2 == 1
 
     def add_rms_norm(

@@ -59,11 +59,12 @@ class Observer(Protocol):
         """
 
     def run(self, step: Callable[[], None]) -> None:
-        """Run a Python step now and at each replay. Calls within the step are not recorded."""
+        """Call ``step`` now and at each replay. Library calls that it makes are not recorded."""
 
 
 class Library:
-    """The compiled functions as attributes, by their C++ names; without those whose instructions the processor lacks."""
+    """The compiled functions as attributes, by their C++ names; functions that need instructions which the processor
+    lacks are left out."""
 
     def __init__(self, compiled: ctypes.CDLL):
         self.compiled = compiled
@@ -77,7 +78,8 @@ class Library:
         self.replay = compiled.replay
 
     def add(self, name: str, function: ctypes._CFuncPtr, again: Callable | None) -> None:
-        """Set a function without a result as the attribute ``name``."""
+        """Set ``function``, which returns nothing, as the attribute ``name``. A captured graph repeats its calls with
+        ``again``; None if they cannot be captured."""
         address = None if again is None else ctypes.cast(again, ctypes.c_void_p).value
         form = Struct("=" + "".join(map(WORDS.__getitem__, function.argtypes)))
 
@@ -93,7 +95,7 @@ class Library:
         return getattr(self, f"{name}_{kernel}" if kernel else name)
 
     def run(self, step: Callable[[], None]) -> None:
-        """Run a step that depends on tensor values. A graph runs it again in Python at each replay."""
+        """Call ``step``, which depends on tensor values. A captured graph calls it again in Python at each replay."""
         if self.observer is not None:
             self.observer.run(step)
         else:

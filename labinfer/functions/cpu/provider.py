@@ -135,7 +135,7 @@ class CpuProvider(Provider):
             _add(registry, _products(in_bytes), name=name, dtypes=BFLOAT16, quantization=quantization)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """The library's file name identifies its sources and compiler; the processor counts without a library, too."""
+        """Processor, and the library's file name (which identifies its sources and compiler) and kernels, if it is loaded."""
         library = self._library
         return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
 

@@ -23,7 +23,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class CudaProvider(Provider):
-    """Provider of the Triton kernels (Triton is installed with CUDA builds of torch) and of captured steps."""
+    """Provider of the Triton kernels (CUDA builds of torch install Triton), and of CUDA graphs for steps."""
 
     # torch's builds for AMD and MetaX have these names, too
     device = Device(type="cuda", collectives="nccl", captures=lambda tp_size: tp_size == 1)

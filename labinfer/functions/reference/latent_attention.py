@@ -3,8 +3,8 @@
 A head's key for a token is the head's key rows of ``weight`` times the token's latent, followed by the rotated part, which all heads
 share. Its value is the head's value rows times the latent. The *expanded* form computes keys and values for the whole context. The
 *absorbed* form multiplies each query with the key rows once, attends over the latents as the keys and values of a single KV head, and
-multiplies the weighted sum of latents with the value rows at the end. Absorbed, each query-key pair takes several times as many
-operations. Expanded, each context token first takes more than a thousand times as many.
+multiplies the weighted sum of latents with the value rows at the end. A query-key pair takes several times as many operations absorbed
+as expanded. But to expand the key and value of a context token takes as many operations as L pairs (512 in DeepSeek's models).
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def expanded(
 def fewest_operations(num_new: int, weight_HUL: torch.Tensor, scale: float) -> Callable[..., torch.Tensor]:
     """The form with fewer operations for ``num_new`` new tokens of a sequence; independent of the context length.
 
-    A query-key pair takes ``2 L`` operations absorbed and ``U`` expanded, besides the rotated part. Expanding a key takes ``L U``.
+    For each head, a query-key pair takes ``2 L`` operations absorbed and ``U`` expanded, without the rotated part; to expand the key and
+    value of a token takes ``L U``.
     """
     unit, rank = weight_HUL.shape[1:]
     return expanded if num_new * (2 * rank - unit) > rank * unit else absorbed
