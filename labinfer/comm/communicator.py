@@ -82,7 +82,8 @@ class Communicator(ABC):
         """
 
     def advance(self) -> None:
-        """Progress pending transfers, if the transport does so only inside calls. For a rank that waits for something else."""
+        """Progress pending transfers, if the transport does so only inside calls. Called by a rank that waits for
+        something else than a transfer."""
         return
 
     def close(self) -> None:

@@ -18,7 +18,8 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.send_queue import MAX_SENDS, SendQueue
 
 MAX_BEHIND = 128
-"""Pending sends to each receiver that are kept: ranks of later stages receive a command later, by one step per stage."""
+"""Maximum number of pending sends per receiver. Ranks of later stages fall behind: they receive a command later by one
+step per stage."""
 
 
 class ControlChannel:
@@ -49,7 +50,7 @@ class ControlChannel:
             self._send(wire.pack(command))
 
     def receive(self, what: str = "the next plan") -> Any:
-        """Followers: wait for rank 0's next command, and start to forward it before decoding it.
+        """Followers: wait for rank 0's next command, and start to forward it before deserializing it.
 
         Args:
             what: name of the command in errors.

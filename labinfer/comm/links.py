@@ -28,7 +28,7 @@ class LinkTimes:
 
 
 def pair_rounds(count: int) -> list[list[tuple[int, int]]]:
-    """All pairs of ``count`` players in the fewest rounds of disjoint pairs (round-robin tournament)."""
+    """All pairs of ``count`` hosts in the fewest rounds of disjoint pairs (as in a round-robin tournament)."""
     players: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     rounds = []
     for _ in range(len(players) - 1):
@@ -129,7 +129,7 @@ def _time_pair(comm: Communicator, peer: int, size: int, *, leads: bool) -> floa
 def _share(
     comm: Communicator, hosts: Sequence[int], mine: dict[tuple[int, int], LinkTimes]
 ) -> dict[tuple[int, int], LinkTimes]:
-    """Times measured by any rank, on every rank."""
+    """Gather the times that each rank has measured. Returns all of them, on every rank."""
     count = len(hosts)
     table = torch.zeros(count, count, 2, dtype=torch.float64)
     for (a, b), times in mine.items():

@@ -132,11 +132,11 @@ class SharedMemoryCommunicator(Communicator):
         return parts
 
     def _show(self, mine: torch.Tensor, longest: int, parts: Sequence[torch.Tensor] = ()) -> None:
-        """Publish this rank's tensor, and copy the tensors of other ranks to ``parts``.
+        """Publish this rank's tensor in its slots, and copy the tensors that other ranks publish to ``parts``.
 
         Args:
             longest: bytes of the largest tensor that any rank publishes.
-            parts: a tensor for each rank; empty if this rank reads nothing.
+            parts: destinations, a tensor for each rank; empty if this rank reads nothing.
         """
         shown = _bytes(mine)
         landings = [(rank, _bytes(part)) for rank, part in enumerate(parts) if rank != self.rank]
@@ -149,13 +149,17 @@ class SharedMemoryCommunicator(Communicator):
                 here.copy_(slots[rank, : here.numel()])
 
     def _run(self, function: Callable, address: int, count: int, what: str) -> None:
-        """Call a function of the library until no rank is late."""
+        """Call ``function`` of the library, and wait for each rank that it reports as late, until it reports none."""
         late = function(self._member, address, count, SPIN_NANOSECONDS)
         while late >= 0:
             late = self._wait_for(late, partial(function, self._member, address, count, 0), what)
 
     def _wait_for(self, peer: int, again: Callable[[], int], what: str) -> int:
-        """Yield or sleep until ``peer`` arrives. Returns the next late rank, or -1."""
+        """Yield or sleep until ``peer`` arrives. Returns the next late rank; -1 if all have arrived.
+
+        Args:
+            again: repeats the call that reported ``peer``; returns the late rank, or -1.
+        """
         late = peer
 
         def has_arrived() -> bool:

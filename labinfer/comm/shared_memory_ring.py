@@ -293,7 +293,7 @@ def share_rings(
 
     Args:
         machine: communicator of the machine's ranks.
-        carriers: communicators of the groups, all of the same ranks.
+        carriers: communicators of groups that all have equal ranks.
         ranks: ranks of the machine in ``carriers``, in the order of ``machine``.
         on_progress: called with the progress of a compilation, on the first rank.
 

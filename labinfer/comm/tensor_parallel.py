@@ -11,8 +11,8 @@ from labinfer.comm.communicator import Communicator
 
 
 class TensorParallelCommunicator:
-    """Group of ranks that hold shards of the same layers. Layers receive it in their constructor. ``host_comm`` connects these ranks
-    through host memory, if ``comm`` sends between accelerators."""
+    """Group of ranks that hold shards of equal layers (a stage). Layers receive it in their constructor. ``host_comm``
+    connects these ranks through host memory, if ``comm`` sends between accelerators."""
 
     def __init__(self, comm: Communicator, host_comm: Communicator | None = None):
         self._comm, self._host_comm = comm, host_comm or comm

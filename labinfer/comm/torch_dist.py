@@ -63,7 +63,7 @@ class TorchHandle(Handle):
 
 
 class TorchCommunicator(Communicator):
-    """torch.distributed group. Tensors that are not on a device of the backend's type are copied to this rank's.
+    """torch.distributed group. Tensors on devices that the backend cannot access are copied to ``device`` first.
 
     Args:
         device: device of this rank that the backend sends from; the CPU for gloo.
@@ -155,7 +155,7 @@ class TorchCommunicator(Communicator):
         return tensor
 
     def _exchange(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
-        """Tensors of all ranks, stacked in rank order, so that every rank sums in the same order."""
+        """Tensors of all ranks, stacked in rank order, so that every rank sums in this order."""
         parts = tensor.new_empty((self.size, *tensor.shape))
         parts[self.rank].copy_(tensor)
         peers = [r for r in range(self.size) if r != self.rank]

@@ -49,7 +49,7 @@ class CoreOffer(msgspec.Struct, frozen=True):
     cpus: list[int]
     """One CPU of each core that the rank shares; empty if it shares none."""
     has_flags: bool
-    """Whether the rank has ``IdleFlags`` for the same ranks from an earlier model."""
+    """Whether the rank already has ``IdleFlags`` for these ranks, from an earlier model."""
 
 
 class SharedCore(ctypes.Structure):

@@ -95,8 +95,10 @@ class RankGroup:
         return comm
 
     def refuse_spares(self, ranks: Sequence[int]) -> None:
-        """Raises:
-        UserError: ``--ranks`` leaves out ranks, but the command needs all of them.
+        """Refuse ``--ranks`` values that leave out ranks, for a command that needs all of them.
+
+        Raises:
+            UserError: ``ranks`` is not empty and lacks a rank.
         """
         if ranks and len(set(ranks)) < self.size:
             raise UserError(
@@ -110,7 +112,8 @@ class RankGroup:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """Run a check on every rank. If any rank raises a UserError, all ranks raise the same error, so that none waits for the others.
+        """Run a check on every rank. If it raises a UserError on any rank, it raises on all ranks, so that none waits
+        for the others.
 
         Raises:
             CollectiveError: the error of the lowest rank that failed.
@@ -149,8 +152,9 @@ class RankGroup:
     def take_cores(self, ranks: Sequence[int], threads: int) -> None:
         """Divide the machine's cores among its working ranks, and bind this rank to its share.
 
-        ranks: working ranks; this rank is always one of them. Empty for all ranks.
-            threads: ``--threads``.
+        Args:
+            ranks: working ranks, besides this one; empty for all ranks.
+            threads: ``--threads``; 0 if not given.
         """
         mine = self.everyone[self.rank]
         working = [info for info in self.everyone if info == mine or not ranks or info.rank in ranks]

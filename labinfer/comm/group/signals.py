@@ -61,8 +61,10 @@ class SignalGuard:
         os.write(self._write_fd, bytes([signum]))
 
     def check(self) -> None:
-        """Raises:
-        Interrupted: a signal was received.
+        """Raise if a signal was received.
+
+        Raises:
+            Interrupted: a signal was received.
         """
         if self.signum:
             raise Interrupted(self.signum)

@@ -24,9 +24,9 @@ POLL_SECONDS = 0.5
 
 @contextmanager
 def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
-    """End this process if the ranks have not met after ``timeout`` seconds: MPI would wait forever. Names and kills stopped ranks of this
-    machine, as launchers would wait long for them. Names a stopped launcher that keeps the ranks from meeting.
-    """
+    """End this process if the ranks have not met after ``timeout`` seconds: MPI would wait forever. The error names
+    stopped (suspended) ranks of this machine and a stopped launcher. Kills these ranks, as launchers would wait long
+    for them."""
 
     def end(problem: str) -> None:
         stopped, above = stopped_siblings(), stopped_ancestor()

@@ -8,8 +8,8 @@ MAX_DIRECT = 32
 """Maximum number of followers that rank 0 sends commands to directly. A send takes about 20 us, so this many sends take as long as
 scheduling a micro-batch of 16 sequences, and rank 0 can do nothing else meanwhile."""
 FAN_OUT = 8
-"""Fan-out of each rank of the tree above that number: the ranks of one stage on a machine of eight devices. A command reaches 512
-ranks after three sends in a row."""
+"""Number of ranks to which each rank forwards commands if there are more than ``MAX_DIRECT`` followers: the ranks of
+one stage on a machine of eight devices. A command reaches 512 ranks after three sends in a row."""
 
 
 def command_senders(ranks: Sequence[int], max_direct: int = MAX_DIRECT, fan_out: int = FAN_OUT) -> dict[int, int]:

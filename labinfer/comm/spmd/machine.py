@@ -44,7 +44,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid_space: str = ""
     """Identifier of the PID namespace; equal for ranks that can see each other's processes."""
     memory_group: int = 0
-    """See ``Cgroup.memory_group``."""
+    """Inode of the control group with the smallest memory limit; equal for ranks under one limit. 0 without a limit."""
     plugins: list[str] = []
     """Values of ``--plugin``."""
 

@@ -56,7 +56,7 @@ class Layout:
     quantization_group_size: int = 0
     """Group size of int4: inputs that share a scale."""
     weights: WeightChoice = "auto"
-    """``--weights``."""
+    """Storage of bfloat16 matrices that are not quantized, from ``--weights``."""
     loaded_bytes: tuple[int, ...] = ()
     """Weight bytes of each rank, by rank, once loaded: the size of weights compressed to 12 bits is not known before."""
     expert_memory: int = 0
@@ -167,7 +167,8 @@ class Layout:
         return sum(self.memory(other, everyone) == self.memory(rank, everyone) for other in self.all_devices)
 
     def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
-        """``carrier`` of ``ranks``."""
+        """Device type whose communication library can connect ``ranks``; ``cpu`` if tensors must go through host
+        memory."""
         return carrier({rank: self.devices[rank] for rank in ranks}, everyone)
 
     def select_functions(

@@ -26,7 +26,8 @@ MAX_STEPS = 200
 NUM_BATCHES = 3
 """Batches of repetitions, of which the median counts: the fastest batch would be faster than steps of a run."""
 INPUT_STEPS = 5
-"""Repetitions when timing inputs. Layers run before each one and evict the inputs from the CPU caches, as in a run."""
+"""Number of timed repetitions of preparing inputs. The layers run before each one and evict the inputs from the CPU
+caches, as in a run."""
 SLOW_SECONDS = 0.3
 """Steps that take longer than this run only twice, and both times count (see ``MAX_FIRST_RATIO``)."""
 MAX_FIRST_RATIO = 1.05
@@ -134,7 +135,7 @@ class LayerProfiler:
         return statistics.median(seconds)
 
     def time_plan(self, plan: BatchPlan) -> tuple[float, float]:
-        """Seconds to encode the plan of a step, and to decode it."""
+        """Seconds to serialize the plan of a step, and to deserialize it."""
         batch = self.runner.prepare(plan)
         later = self._later(plan)
         parts = wire.pack(later)
@@ -185,7 +186,8 @@ class LayerProfiler:
         hidden_TD.flatten()[:1].tolist()  # synchronizes an accelerator
 
     def _later(self, plan: BatchPlan) -> BatchPlan:
-        """``plan`` as a later step of sequences that the runner already knows, as most steps are."""
+        """The plan of the next step with the work of ``plan``, for sequences that the runner already knows, as in most
+        steps."""
         entries = [
             msgspec.structs.replace(
                 entry, first_block=len(entry.new_blocks), new_blocks=[], new_tokens=(plan.starts[i].token_ids[-1],)

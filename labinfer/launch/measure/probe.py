@@ -219,8 +219,10 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
 
 
 def _check_links(links: Sequence[MachinePairLink]) -> None:
-    """Raises:
-    UserError: a link has impossible values.
+    """Check the links between machines.
+
+    Raises:
+        UserError: a link has impossible values.
     """
     for pair in links:
         check_link(pair.link, f"{pair.a}:{pair.b}")
@@ -321,7 +323,8 @@ def _measure(
     """Measure the costs of this rank's unit.
 
     Args:
-        least: takes a step and its seconds; returns the minimum over all measurements of this step.
+        least: takes a step and its seconds; returns the minimum of the seconds over all measurements of this step so
+            far.
     """
     decoder, place, length = timer.runner.model, layout.topology.places[0], timer.sizes.max_model_len
     few = min(FEW_TOKENS, length)

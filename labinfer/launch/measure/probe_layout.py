@@ -95,7 +95,8 @@ def kind_name(layer: LayerConfig) -> str:
 
 
 def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) -> dict[str, list[int]]:
-    """Indices of the layers to measure, by kind: the first ones of each kind.
+    """Indices of the layers to measure, by kind: the first ones of each kind, as many as have ``measured_bytes`` of
+    weights together, but at least ``MIN_LAYERS``.
 
     Args:
         num_bytes: weight bytes of a layer of each kind.
@@ -108,12 +109,13 @@ def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) ->
 
 
 def measured_bytes() -> int:
-    """Minimum weight bytes of the loaded layers of each kind, before packing."""
+    """Minimum weight bytes, before packing, of all loaded layers of a kind together."""
     return max(LEAST_BYTES, CACHES * last_level_caches())
 
 
 def measured_places(layout: Layout) -> dict[str, list[int]]:
-    """``layer_places`` of the layers of one stage, by the weight bytes on its first rank."""
+    """Indices of the layers to measure, by kind; see ``layer_places``. Uses the weight bytes of the first rank's
+    layers."""
     stage = layout.meta(layout.topology.places[0]).model.model.layers
     num_bytes: dict[str, int] = {}
     for number, layer in enumerate(layout.config.layers):
