@@ -1,4 +1,4 @@
-"""RUN_ALONE: commands that may run without other ranks and without a model, before ranks meet and torch is imported."""
+"""RUN_ALONE: commands that may run in a single process and without a model, before ranks meet and torch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ParsedCommand:
 
     Args:
         given: engine options that the user has set.
-        own: the command's own arguments.
+        own: arguments of the command, other than the engine options.
     """
 
     environment: LaunchEnvironment
@@ -69,7 +69,8 @@ RUN_ALONE: Mapping[str, Callable[[ParsedCommand], int | None]] = {
     "plan": _run_plan,
     "chat": _run_chat,
 }
-"""Command name → function that returns an exit status, or None to continue with the distributed start.
+"""Maps the name of a command to a function that runs it alone. The function returns the exit status, or None to
+continue with the distributed start.
 
-Each function raises ``UserError`` if flags are inconsistent, on every rank alike.
+If flags are inconsistent, the function raises ``UserError`` on every rank.
 """

@@ -42,9 +42,9 @@ SIMULATED = {
     *("memory_utilization", "log_level", "trace"),
     *({f.name for f in dataclasses.fields(SchedulerOptions)} - {"speculative_config"}),
 }
-"""Engine options that affect a simulation."""
+"""Engine options that ``launch.py simulate`` takes into account."""
 MEASURING = (ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions)
-"""Option sections of commands that load a model but serve no requests."""
+"""Option sections of commands that load a model for measurements, and serve no requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,12 @@ class CommandFlags:
 
     Args:
         description: first lines of the command's ``--help``.
-        summary: the command's line in the program's ``--help``; empty for no line.
+        summary: the command's line in ``launch.py --help``; empty to leave it out there.
         options: dataclasses whose fields are the command's flags.
         repeated: fields whose flags may be given several times.
-        defaults: defaults that differ from the dataclasses'; an empty string leaves the option to the model or its server.
-        left_out: fields that are no flags of the command.
+        defaults: defaults that replace those of the dataclasses; an empty string means that the model or its server
+            decides.
+        left_out: fields that do not become flags of the command.
     """
 
     description: str

@@ -1,4 +1,4 @@
-"""Parsers of the commands, with flags generated from dataclasses of options, so that each option is defined once."""
+"""Command-line parsers. Flags are generated from dataclasses of options, so that each option is defined once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 from labinfer.cli.short_help import HELP_ALL, HelpAction, format_short_help
 
 HANDLED_FIRST = ("help", "bench")
-"""First words of the command line that are handled before the command table."""
+"""First words of the command line that are recognized before the table of commands."""
 
 
 def check_command(name: str, command: Callable[..., int], details: Mapping[str, Any]) -> None:
-    """Refuse a plugin's command with an invalid name, help or options.
+    """Refuse a plugin's command whose name, help or options are invalid.
 
     Raises:
-        UserError: the message says what they must be.
+        UserError: the message says what is allowed.
     """
     if name in HANDLED_FIRST or name.startswith("-"):
         raise UserError("this word is reserved on the command line; choose another name")
@@ -48,7 +48,7 @@ def check_command(name: str, command: Callable[..., int], details: Mapping[str, 
 
 
 QUOTES, DASHES = "“”‘’＂＇„«»", "—–―－‐−"
-"""Characters that keyboards and word processors insert in place of quotes and hyphens."""
+"""Characters that keyboards and word processors put in place of quotes and hyphens."""
 QUOTES_HINT = "shells know only the quotes \" and ', not “ and ”"
 
 PLUGIN_HELP = (
@@ -56,17 +56,17 @@ PLUGIN_HELP = (
     "see docs/extending.md (default: none)"
 )
 PROGRAM = "launch.py"
-"""Default name of the program in messages."""
+"""Name of the program in messages, by default."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
-"""Names of the program, with the command that starts it alone and the script that torchrun starts."""
+"""For each name of the program: the command that starts it in a single process, and the script to give to torchrun."""
 
 
 class UsageError(UserError):
-    """Invalid flags."""
+    """The flags of the command line are invalid."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of printing, so that only rank 0 prints errors."""
+    """An argument parser that raises ``UsageError`` instead of printing, so that only rank 0 prints errors."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
@@ -86,17 +86,18 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Exclude abbreviations of -tp and -pp, which argparse allows regardless of ``allow_abbrev``: -t 4 would mean -tp 4."""
+        """Do not accept abbreviations of -tp and -pp, which argparse allows regardless of ``allow_abbrev``: -t 4 would
+        mean -tp 4."""
         return [match for match in super()._get_option_tuples(option_string) if match[1] == option_string[:2]]
 
 
 def program_name(argument: str) -> str:
-    """The name by which the program was started, from the first process argument."""
+    """Name by which the program was started; ``argument`` is the first argument of the process."""
     return "labinfer" if os.path.basename(argument) in ("labinfer", "__main__.py") else PROGRAM
 
 
 def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
-    """The parser of a command of ``commands()``; ``generate`` has no command word.
+    """Build the parser of a command in ``commands()``. ``generate`` has no command word.
 
     Args:
         program: one of ``PROGRAMS``.
@@ -140,7 +141,7 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
 
 
 def _describe_program(parser: Parser, program: str) -> str:
-    """The short help of the program.
+    """Text of the program's short help.
 
     Args:
         parser: parser of ``generate``.
@@ -163,7 +164,7 @@ def _describe_program(parser: Parser, program: str) -> str:
 
 
 def build_bench_parser(program: str = PROGRAM) -> Parser:
-    """The parser of ``bench`` without a kind, which only has help."""
+    """Build the parser of ``bench`` without a benchmark's name, which only prints help."""
     kinds = {name: flags.description for name, flags in COMMANDS.items() if name.startswith("bench ")}
     lines = [f"  {program} {name:<17} {description[0].lower()}{description[1:]}" for name, description in kinds.items()]
     return Parser(
@@ -176,7 +177,7 @@ def build_bench_parser(program: str = PROGRAM) -> Parser:
 
 
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:
-    """The command's name and the arguments after it.
+    """Split the command line into the command's name and the arguments after it.
 
     Raises:
         UsageError: the first words do not name a command.
@@ -202,8 +203,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _check_hyphens(word: str) -> None:
-    """Raises:
-    UsageError: ``word`` begins with a typographic dash in place of a hyphen.
+    """Check that a word does not begin with a typographic dash.
+
+    Raises:
+        UsageError: ``word`` begins with a dash in place of a hyphen.
     """
     if word.startswith(tuple(DASHES)):
         raise UsageError(
@@ -218,7 +221,7 @@ def add_options(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     left_out: tuple[str, ...] = (),
 ) -> None:
-    """Add a group of flags for a dataclass of options. Values are converted and checked later.
+    """Add the flags of a dataclass of options, as one group of the help. Values are converted and checked later.
 
     Args:
         repeated: fields whose flags may be given several times.
@@ -260,10 +263,10 @@ def add_options(
 
 
 def _describe_default(name: str, default: Any, own: Mapping[str, Any]) -> str:
-    """A default value in words.
+    """Describe the default of an option in words.
 
     Args:
-        own: defaults of the command; an empty string leaves the option to the model.
+        own: defaults of the command; an empty string means that the model decides.
     """
     if own.get(name) == "":
         return "the model's"

@@ -64,15 +64,15 @@ if TYPE_CHECKING:
     from labinfer.comm.group.rank_group import RankGroup
 
 EXIT_SECONDS = 10
-"""Timeout after which SIGALRM kills a process that hangs in its libraries' exit handlers."""
+"""Seconds after which SIGALRM kills a process that hangs in exit handlers of its libraries."""
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
-"""Exit status if the reader of standard output, such as ``head``, has closed it: that of a program that SIGPIPE ends."""
+"""Exit status if the reader of standard output (such as ``head``) has closed it: as if SIGPIPE had ended the program."""
 SPEAK_SECONDS = 0.3
-"""Delay before other ranks exit, so that rank 0 can print the error before their exit makes the launcher kill it."""
+"""Seconds by which other ranks delay their exit, so that rank 0 can print the error before the launcher kills it."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command on this rank. Returns the exit status."""
+    """Run the command line on this rank. Returns the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     program = program_name(sys.argv[0]) if argv is None else PROGRAM
     if arguments[:1] == ["help"]:
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_program() -> typing.NoReturn:
-    """Run a command and end the process, without spending time on freeing torch's modules."""
+    """Run the command line, and end the process without spending time on freeing torch's modules."""
     protect_standard_streams()  # before anything opens a file
     try:
         status = main()
@@ -198,7 +198,8 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
 
 
 def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[str]) -> RankGroup:
-    """Meet the other ranks before the command line is parsed, as a plugin may add commands, flags and values of flags.
+    """Join the group of ranks before the command line is parsed, because a plugin may add commands, flags, and values
+    of flags.
 
     Raises:
         UserError: a flag of ``GROUP_SECTIONS`` is invalid, or the ranks cannot meet.
@@ -222,13 +223,13 @@ def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[st
 def _choose(
     environment: LaunchEnvironment, signals: SignalGuard, program: str, arguments: list[str]
 ) -> int | tuple[str, EngineOptions, dict[str, Any], UserError | None]:
-    """Parse and check the command line. Commands that need no other ranks and no model run here.
+    """Parse and check the command line. A command that needs neither other ranks nor a model runs here.
 
-    Returns the exit status of a command that has run. Otherwise returns the command's name, the engine's options, the command's own
-    arguments, and an error that only rank 0 knows so far.
+    Returns the exit status if the command has run. Otherwise returns its name, the engine options, its other arguments,
+    and an error that only rank 0 has found, or None.
 
     Raises:
-        UserError: a flag is invalid, or the model cannot be found; on every rank alike.
+        UserError: a flag is invalid, or the model cannot be found; raised on every rank.
     """
     rank = environment.rank
     name, args = _parse(arguments, program, rank)
@@ -302,8 +303,8 @@ def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argp
 
 
 def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
-    """Refuse a model that cannot be found before torch is imported, which takes seconds. A single rank also looks in the hub; several
-    ranks do so after they have met, as they must wait for the rank that downloads it.
+    """Check that the model exists before torch is imported, which takes seconds. A single rank also looks in the model
+    hub. Several ranks do so only after they have met, as they must wait for the one that downloads the model.
 
     Raises:
         UserError: there is no such directory, or it has no supported model.
@@ -321,7 +322,7 @@ def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
 
 
 def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for a command's ``run``: files and sockets, opened before torch is imported.
+    """Open the files and sockets of a command before torch is imported. Returns arguments of the command's ``run``.
 
     Raises:
         UserError: a file cannot be read or written, the server's address is taken, or its folder cannot be used.
@@ -354,13 +355,13 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
 
 
 def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
-    """The options that the user has set, by field name."""
+    """Options that the user has set on the command line, by field name."""
     names = [f.name for section in sections for f in dataclasses.fields(section)]
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
 
 def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """A command's own options, checked, which its ``run`` receives beside the session."""
+    """Check a command's own options. Returns the arguments that its ``run`` receives in addition to the session."""
     if name == "generate":
         job, sampling = _check_job(args)
         return {"job": job, "sampling": sampling}
@@ -382,7 +383,7 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _take_models(args: argparse.Namespace) -> dict[str, str]:
-    """The models of ``serve --model [NAME=]DIR|NAME``, by the names that requests use; the first model stays in ``args``.
+    """Models of ``serve --model [NAME=]DIR|NAME``, by the names that requests use. The first model remains in ``args``.
 
     Raises:
         UserError: a name is missing or not unique.
@@ -404,7 +405,7 @@ def _take_models(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
-    """The prompts or the job to run, and the sampling parameters of requests without their own."""
+    """Check the options of a job. Returns them, and the default sampling parameters of its requests."""
     job = JobOptions(
         **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
     )
@@ -422,7 +423,8 @@ def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
 
 
 def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
-    """The fields of ``SamplingParams`` that the user has set, and the ``SamplingParams`` with defaults for the others."""
+    """Fields of ``SamplingParams`` that the user has set, and the complete ``SamplingParams`` with defaults for all
+    others."""
     sections = sampling_sections()
     hints = {name: hint for section in sections for name, hint in typing.get_type_hints(section).items()}
     given = {
@@ -436,7 +438,7 @@ def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]
 
 
 def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
-    """``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
+    """Run ``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
 
     Raises:
         UserError: a flag of either command is invalid, or the command cannot be restarted.
@@ -485,13 +487,13 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
 
 
 def _check_separator(program: str, flags: list[str], command: list[str]) -> None:
-    """Check that the command of ``supervise`` comes after ``--``.
+    """Check that ``--`` separates the flags of ``supervise`` from the command.
 
     Args:
         flags, command: words before and after the first ``--``.
 
     Raises:
-        UserError: the command begins among the flags; the text has the right command line.
+        UserError: the command begins before ``--``; the message shows the right command line.
     """
     starts = (i for i, word in enumerate(flags) if os.path.basename(word) in PROGRAMS or shutil.which(word))
     if (start := next(starts, None)) is not None:
@@ -500,5 +502,5 @@ def _check_separator(program: str, flags: list[str], command: list[str]) -> None
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
-    """The function that runs the command ``name``. Imports torch and all other modules of a run."""
+    """Import the module of the command ``name`` with torch, and return the function that runs the command."""
     return functools.partial(REGISTRY.find("command", name), **own)

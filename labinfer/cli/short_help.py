@@ -1,4 +1,4 @@
-"""The program's ``--help``: its commands, the names of the options by group, and examples. ``--help-all`` explains every option."""
+"""The program's ``--help``: commands, names of all options by group, and examples. ``--help-all`` explains every option."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 
 COLUMNS = 80
-"""Maximum width of the text; a narrower terminal has less."""
+"""Maximum width of the help in columns; it is narrower on a narrow terminal."""
 COMMAND_COLUMNS, NARROW_COLUMNS = 28, 60
-"""Columns of a command, before its summary; below ``NARROW_COLUMNS`` the summary has lines of its own."""
+"""Width of the column with the commands, before their summaries. On a terminal narrower than ``NARROW_COLUMNS``, each
+summary gets lines of its own."""
 EXAMPLES = """{alone} --prompt "17 + 25 = ?"
 {alone} serve --model Qwen/Qwen3-0.6B
 torchrun --nproc-per-node 4 {script} --model Qwen/Qwen3-0.6B -tp 2 -pp 2 --prompt "Hello"
@@ -20,7 +21,7 @@ JOBS = {
     "--prompt TEXT": "answer a prompt (without --model: the bundled model)",
     "--input FILE": "answer every line of a JSONL file",
 }
-"""Forms of the command line without a command word."""
+"""Command lines without a command word, and what they do."""
 HELP_ALL = "--help-all"
 
 
@@ -49,12 +50,12 @@ def format_short_help(
     alone: str,
     script: str,
 ) -> str:
-    """Text of the short help, as wide as the terminal but at most ``COLUMNS``.
+    """Format the short help, as wide as the terminal but at most ``COLUMNS``.
 
     Args:
-        summaries: command as it is typed → what it does.
-        groups: groups of options of the form without a command word.
-        alone, script: the command that starts the program, and the script for torchrun.
+        summaries: maps each command, as it is typed, to what it does.
+        groups: groups of options of ``generate``.
+        alone, script: the command that starts the program in a single process, and the script for torchrun.
     """
     columns = min(COLUMNS, shutil.get_terminal_size((COLUMNS, 0)).columns)
     lines = [f"usage: {program} COMMAND [OPTION …]", "", *_wrap(description, columns), "", "commands:"]
@@ -79,19 +80,21 @@ def format_short_help(
 
 
 def _is_listed(action: argparse.Action) -> bool:
-    """Whether an action is an option of a run: not ``--help`` or the like, nor the second action of a switch, ``--no-autotune``."""
+    """Whether the short help lists an option. It leaves out ``--help`` and the like, and negated switches such as
+    ``--no-autotune``."""
     return action.dest not in ("help", "version") and type(action) is not argparse._StoreConstAction
 
 
 def _shortest(action: argparse.Action) -> str:
-    """The flag with one hyphen if there is one, else the flag that is named after the option."""
+    """The flag of an option with a single hyphen if there is one, otherwise the flag that is named like the option."""
     flags = action.option_strings
     named = "--" + action.dest.replace("_", "-")
     return next((flag for flag in flags if not flag.startswith("--")), named if named in flags else flags[0])
 
 
 def _wrap(text: str, columns: int, first: str = "", indent: int = 0) -> list[str]:
-    """Lines of ``text`` of at most ``columns``; the first line begins with ``first``, the others with ``indent`` spaces."""
+    """Break ``text`` into lines of at most ``columns``. The first line begins with ``first``, the others with
+    ``indent`` spaces."""
     return textwrap.wrap(
         text,
         columns,

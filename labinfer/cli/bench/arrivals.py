@@ -1,4 +1,4 @@
-"""Arrivals: arrival times of requests in an open loop, in which no client waits for an answer before the next request."""
+"""Arrivals: arrival times of requests in an open-loop benchmark, where no client waits for an answer before it sends the next request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from labinfer.engine.request import Request
 
 
 def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
-    """Random arrival times of ``count`` requests at ``rate`` per second, in seconds from the first arrival.
+    """Draw random arrival times of ``count`` requests at ``rate`` per second. In seconds from the first arrival.
 
-    With an infinite rate all times are 0.
+    With an infinite rate, all times are 0.
 
     Args:
-        burstiness: shape of the gamma distribution of the gaps; 1 is exponential, a Poisson process.
+        burstiness: shape of the gamma distribution of the time between arrivals; 1 gives a Poisson process.
     """
     draw = random.Random(seed)
 
@@ -30,17 +30,19 @@ def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -
 
 
 def stretch_times(times: list[float], rate: float) -> list[float]:
-    """``times`` scaled to ``rate`` arrivals per second on average; unchanged if ``rate`` is infinite or all times are 0."""
+    """Scale arrival times so that ``rate`` requests arrive per second on average. Unchanged if ``rate`` is infinite or
+    all times are 0."""
     if math.isinf(rate) or not times[-1]:
         return times
     return [when * (len(times) - 1) / (times[-1] * rate) for when in times]
 
 
 class Arrivals:
-    """Requests for ``LLM.run``: yields each request when it is due, and None until then. Times in seconds.
+    """Iterator over requests for ``LLM.run``. It yields each request when it is due, and None until then. Times are in
+    seconds.
 
     Args:
-        due: due time of each request, from the start.
+        due: arrival time of each request, counted from the start of the iteration.
         max_concurrency: maximum open requests; further requests wait until one finishes; 0 for no limit.
     """
 

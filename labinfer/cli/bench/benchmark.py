@@ -16,20 +16,21 @@ class BenchResult:
     text: str
     """Tables to print."""
     values: dict[str, Any]
-    """Figures for JSON, with the names of vLLM's benchmarks where they exist."""
+    """Figures for the JSON file, with the names of vLLM's benchmarks where these have them."""
     steps: range
-    """Ids of measured steps; a Gantt chart shows those in the middle."""
+    """Ids of the measured steps. The Gantt chart shows those in the middle."""
 
 
 class Benchmark(Protocol):
-    """One benchmark; its methods run on rank 0, in the order of definition."""
+    """A benchmark of an engine. Its methods run on rank 0, first ``prepare``, then ``run``."""
 
     def prepare(self, llm: BenchModel) -> None:
-        """Make the requests.
+        """Make the benchmark's requests.
 
         Raises:
             UserError: the requests cannot run on this model.
         """
 
     def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
-        """Measure in a single ``LLM.run``, as the other ranks follow only one. ``check`` may raise ``Interrupted``."""
+        """Run the benchmark with a single call of ``LLM.run``, as the other ranks take part in only one. ``check`` may
+        raise ``Interrupted``."""

@@ -7,27 +7,28 @@ import torch
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the tokens of texts; NaN without tokens."""
+    """How far the predictions of a model are from a reference model's: means over the tokens of texts. NaN without
+    tokens."""
 
     tokens: int
     """Number of predicted tokens."""
     reference_perplexity: float
     perplexity: float
-    """``exp`` of the mean negative log-probability of the text's tokens."""
+    """``exp`` of the mean negative log-probability that the model gives the text's tokens."""
     kl_divergence: float
     """Mean of KL(reference ‖ model) over the vocabulary, in nats (Kullback and Leibler 1951)."""
     largest_kl_divergence: float
     same_likeliest: float
-    """Fraction of positions at which both models have the same most likely token."""
+    """Fraction of positions at which both models predict the same likeliest token."""
 
 
 def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.Tensor) -> torch.Tensor:
-    """Values of each token for ``summarize``: (B, 4) float64.
+    """Compare the predictions of two models, row by row. Returns values for ``summarize``: (B, 4) float64.
 
     Args:
         reference_BV: logits of the reference model.
         logits_BV: logits of the measured model.
-        next_B: the text's next token in each row.
+        next_B: id of the text's next token, for each row.
     """
     # Two models may differ by less than the rounding error of a float32 sum over the vocabulary.
     exact_BV = reference_BV.double().log_softmax(dim=-1)
@@ -39,7 +40,7 @@ def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.T
 
 
 def summarize(compared: torch.Tensor) -> Divergence:
-    """Means over ``compared``, rows of ``compare``: (tokens, 4)."""
+    """Summarize rows that ``compare`` has returned: (tokens, 4)."""
     reference, ours, kl, same = compared.mean(dim=0).tolist()
     largest = compared[:, 2].max().item() if len(compared) else float("nan")
     perplexities = torch.tensor([reference, ours], dtype=torch.float64).exp().tolist()  # may be infinite

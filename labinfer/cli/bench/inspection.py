@@ -14,14 +14,14 @@ from torch import nn
 from labinfer.models.layers.matrix import Matrix
 
 SAMPLE_TOKENS = 256
-"""Tokens of the first step whose inputs to every matrix are kept."""
+"""Maximum number of tokens, from the first step, whose activations are kept for comparisons."""
 COLUMNS = 128
-"""Columns of a matrix to compare at a time: columns of a large vocabulary are long."""
+"""Columns of a weight matrix that are compared at a time: with a large vocabulary a column has many rows."""
 DECODER_LAYER = re.compile(r"\.(layers\.\d+)$")
 
 
 class ErrorSums(msgspec.Struct, frozen=True, array_like=True):
-    """Parts of a relative error, ``(error / size) ** 0.5``, that can be summed over ranks."""
+    """Squared numerator and denominator of a relative error, ``(error / size) ** 0.5``. Both can be summed over ranks."""
 
     error: float
     """Squared norm of the difference."""
@@ -45,7 +45,7 @@ NOTHING = ErrorSums(0.0, 0.0)
 
 
 class ActivationSample:
-    """Outputs of a model's layers and inputs of its matrices, for the first tokens of a run."""
+    """Outputs of a model's layers, and inputs of the weight matrices in them, for the first tokens of a run."""
 
     def __init__(self) -> None:
         self.layers: dict[str, torch.Tensor] = {}
@@ -56,7 +56,7 @@ class ActivationSample:
     @classmethod
     @contextmanager
     def taken(cls, model: nn.Module) -> Iterator[ActivationSample]:
-        """Sample the first step that runs inside the context."""
+        """Context in which the activations of the first step are recorded."""
         sample, hooks = cls(), []
         for name, module in model.named_modules():
             if layer := DECODER_LAYER.search(name):
@@ -80,13 +80,13 @@ class ActivationSample:
 
 
 def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Accumulated relative error of the hidden states after each layer."""
+    """Relative error of the hidden states after each layer. It accumulates over the layers."""
     return {name: ErrorSums.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
 
 
 @torch.inference_mode()
 def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums]:
-    """Relative error of every matrix, as used in its products: ‖W − Ŵ‖ / ‖W‖."""
+    """Relative error of every weight matrix, dequantized as in its products: ‖W − Ŵ‖ / ‖W‖."""
     errors = {}
     for name, ours, exact in _matrices(model, reference):
         errors[name] = NOTHING
@@ -98,7 +98,7 @@ def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums
 
 @torch.inference_mode()
 def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Relative error of the product of every matrix in the layers with the inputs from the reference run."""
+    """Relative error of the output of every weight matrix in the layers, if its input is that of the reference run."""
     errors = {}
     for name, ours, theirs in _matrices(model, reference):
         if name in exact.inputs:
@@ -108,7 +108,8 @@ def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSamp
 
 
 def input_peaks(exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Largest absolute value of a row over the row's root mean square; int8 rounding errors are proportional to it."""
+    """For each weight matrix, the largest absolute value in a token's input, divided by the input's root mean square.
+    The rounding error of int8 activations is proportional to it."""
     peaks = {}
     for name, x_TI in exact.inputs.items():
         wide_TI = x_TI.double()

@@ -1,4 +1,4 @@
-"""LatencyBenchmark (``launch.py bench latency``): a fixed batch, repeated."""
+"""LatencyBenchmark (``launch.py bench latency``): runs a batch of fixed size repeatedly."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from labinfer.observe.gantt import NUM_STEPS
 
 
 class LatencyBenchmark:
-    """Batch latency from the first request to the last token, and TTFT and TPOT of its requests.
+    """Latency of a batch, from its first request to its last token, and TTFT and TPOT of its requests.
 
-    Every batch has different prompts, so that the prefix cache has no hits.
+    Every repetition has other prompts, so that the prefix cache has no hits.
     """
 
     def __init__(self, options: BenchOptions, latency: LatencyOptions):

@@ -1,4 +1,4 @@
-"""Load: runs requests with given arrival times to completion, for the throughput and serving benchmarks."""
+"""Load: runs requests that arrive at given times, for the throughput and serving benchmarks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Times of one request, in seconds from its sending."""
+    """Times of one request, in seconds from the moment when it was sent."""
 
     first_token: float
     per_output_token: float
-    """Mean over the tokens after the first one; 0 if there is none."""
+    """Mean time per token after the first one (TPOT); 0 for a single token."""
     end: float
     prompt_tokens: int
     output_tokens: int
@@ -30,15 +30,16 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Times of all measured requests, in seconds."""
+    """Times of all requests of a measurement, in seconds."""
 
     requests: list[RequestTimes]
     between_tokens: list[float]
-    """Inter-token latencies: from each token (or piece of several) to the next one of its answer; empty without streaming."""
+    """Inter-token latencies of all answers, each from a piece of one or more tokens to the next piece; empty without
+    streaming."""
     duration: float
-    """From the first arrival to the last token."""
+    """Seconds from the first arrival to the last token."""
     steps: range
-    """Ids of the steps within ``duration``."""
+    """Ids of the steps that ran within ``duration``."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -50,7 +51,8 @@ class LoadTimes:
 
 
 class Load:
-    """The requests of ``--num-prompts``, ``--dataset`` or ``--workload``, after ``--num-warmups`` warm-up requests."""
+    """The requests of a measurement, from ``--num-prompts``, ``--dataset`` or ``--workload``. ``--num-warmups`` further
+    requests run before."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions, load: LoadOptions):
         maker = RequestMaker(llm, options)
@@ -69,11 +71,11 @@ class Load:
     def run(
         self, due: list[float], check: Callable[[], None], max_concurrency: int = 0, streams: bool = False
     ) -> LoadTimes:
-        """Run all requests.
+        """Run all requests and measure their times.
 
         Args:
             due: arrival time of each request, in seconds from the start.
-            streams: whether to emit every token as it arrives, as to a streaming client.
+            streams: whether answers are delivered token by token, as to a streaming client.
         """
         arrivals = Arrivals(self._llm, self.requests, due, max_concurrency)
         token_times: defaultdict[tuple[int, int], list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""BenchModel: the part of the ``LLM`` interface that benchmarks use, also implemented by the simulator."""
+"""BenchModel: the part of ``LLM``'s interface that benchmarks use. The simulator implements it as well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labinfer.requests.prompts import PromptLike
 
 
 class BenchModel(Protocol):
-    """A model on rank 0; see ``LLM`` for the members."""
+    """A model as benchmarks use it on rank 0; see ``LLM`` for the members."""
 
     clock: Clock
     spec: EngineSpec

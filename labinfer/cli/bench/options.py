@@ -1,4 +1,4 @@
-"""Options of the benchmarks; see ``labinfer.base.config`` for how these become flags."""
+"""Options of the benchmarks. The classes become command-line flags like those of ``labinfer.base.config``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.option_fields import option
 
 GOALS = ("ttft", "tpot", "e2el")
-"""Names that ``--goodput`` takes."""
+"""Latencies for which ``--goodput`` takes a limit."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class LoadOptions:
             )
 
     def check_files(self) -> None:
-        """Check that the file of requests exists, before the slow loading of the model. Does not open it, as a pipe can be read only
-        once.
+        """Check that the file of requests exists, before the model is loaded, which takes long. The file is not opened,
+        as a pipe can be read only once.
 
         Raises:
             UserError: the file does not exist.
@@ -113,7 +113,7 @@ class ServeOptions:
 
     @property
     def goals(self) -> dict[str, float]:
-        """``--goodput`` in seconds, by name: ``{"ttft": 0.5}`` for ``ttft:500``.
+        """Latency limits of ``--goodput`` in seconds, by name: ``{"ttft": 0.5}`` for ``ttft:500``.
 
         Raises:
             UserError: a name is unknown, or milliseconds are not above 0.

@@ -1,4 +1,4 @@
-"""RequestMaker: the requests of a benchmark, made on rank 0 before anything runs, so that errors show at once."""
+"""RequestMaker: makes the requests of a benchmark on rank 0, before anything runs, so that errors show at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labinfer.requests.jsonl import parse_line
 from labinfer.requests.prompts import TokensPrompt
 
 WARM_UP = -1
-"""Key of warm-up requests, which are not measured."""
+"""Key of warm-up requests, by which they are excluded from the measurement."""
 SHARED_BLOCK = 512
-"""Tokens of a block in a Mooncake trace."""
+"""Tokens per block in a Mooncake trace."""
 
 
 class RequestMaker:
-    """Draws requests of one length; they depend on the seed, not on the layout."""
+    """Makes requests for benchmarks: random ones, or from files. They depend on the seed, not on the layout."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions):
         self._llm, self._options = llm, options
@@ -33,7 +33,7 @@ class RequestMaker:
         self._shared_block = cache(self._make_shared_block)
 
     def random(self, key: int) -> Request:
-        """A request with ``--input-len`` random prompt ids and ``--output-len`` output tokens.
+        """Make a request with ``--input-len`` random prompt ids and ``--output-len`` output tokens.
 
         Raises:
             UserError: the request is too long for the model.
@@ -48,10 +48,10 @@ class RequestMaker:
         return self._llm.make_request(key, TokensPrompt(prompt), self._sampling())
 
     def dataset(self, path: str, count: int) -> list[Request]:
-        """The first ``count`` requests of a JSONL file, with keys from 0.
+        """Read the first ``count`` requests of a JSONL file. Their keys count from 0.
 
         Raises:
-            UserError: the file cannot be read, or a line is no request that can run.
+            UserError: the file cannot be read, or a line is not a request that the model can run.
         """
         try:
             lines = Path(path).read_bytes().split(b"\n")
@@ -73,11 +73,11 @@ class RequestMaker:
         return requests
 
     def workload(self, path: str, count: int) -> tuple[list[Request], list[float] | None]:
-        """The first ``count`` requests of a file of lengths, with keys from 0, and their arrival times in seconds from the first one;
-        None if the file has no arrivals.
+        """Read the first ``count`` requests of a file with request lengths. Returns the requests (keys count from 0)
+        and their arrival times in seconds from the first one; None if the file has no arrival times.
 
-        Prompt blocks with equal hash ids have equal tokens, so that the prefix cache can hit. Prompt parts that were cache hits in
-        the trace are equal, too.
+        Prompt blocks with equal hash ids have equal tokens, so that the prefix cache can hit. Parts of prompts that
+        were cache hits in the trace are equal, too.
 
         Raises:
             UserError: the file cannot be read, or a request is too long for the model.
@@ -92,7 +92,8 @@ class RequestMaker:
         return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
 
     def _shared_prompt(self, request: RequestLengths) -> list[int]:
-        """The shared prefix of a prompt: the blocks with hash ids, or else ``request.cached`` tokens of a common text."""
+        """Make the shared prefix of a prompt: the blocks with hash ids, or else the first ``request.cached`` tokens of
+        a text common to all requests."""
         if request.hash_ids:
             blocks, length = map(self._shared_block, request.hash_ids), request.prompt
         else:
@@ -107,6 +108,6 @@ class RequestMaker:
 
 
 def until_idle(llm: BenchModel) -> Iterator[None]:
-    """For ``LLM.run``: yield no request while the engine has work."""
+    """Yield None as long as the engine has work. An iterator for ``LLM.run`` without a new request."""
     while llm.engine.has_work:
         yield None

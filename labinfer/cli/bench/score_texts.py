@@ -1,4 +1,4 @@
-"""run_texts: runs given texts through a loaded model on all its ranks, without sampling."""
+"""run_texts: runs given texts through a loaded model on all its ranks, to score them; nothing is sampled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.rank_runtime import RankRuntime
 
 STEP_TOKENS = 512
-"""Maximum tokens of a step with several texts; a longer text has a step of its own."""
+"""Maximum tokens of a step with several texts. A longer text gets a step to itself."""
 LOGITS_ROWS = 64
-"""Tokens whose logits are in memory at once: in float64, a row of a large vocabulary takes more than 1 MB."""
+"""Number of tokens whose logits are computed at a time: a float64 row of a large vocabulary takes more than 1 MB."""
 
 Text = Sequence[int]
 """Token ids of a text."""
@@ -23,7 +23,7 @@ Text = Sequence[int]
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Texts in order, grouped into steps."""
+    """Texts in order, grouped into steps of several texts."""
 
     steps: list[list[Text]]
     block_size: int
@@ -42,11 +42,11 @@ class TextBatches:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the largest step."""
+        """KV blocks that the largest step needs."""
         return max(sum(self._num_blocks(text) for text in step) for step in self.steps)
 
     def plans(self) -> Iterator[BatchPlan]:
-        """The plan of each step: every text is a sequence with its own blocks, which all steps reuse."""
+        """Yield the plan of each step. Every text is a sequence; all steps use the same KV blocks."""
         sampling = TokenSampling(num_prompt_tokens=1)
         for step_id, step in enumerate(self.steps):
             starts, entries, first = [], [], 0
@@ -67,7 +67,8 @@ class TextBatches:
             yield BatchPlan(step_id=step_id, starts=starts, finished=[], moves=[], entries=entries)
 
     def predictions(self) -> Iterator[tuple[list[int], list[int]]]:
-        """For each step, the rows that have a next token in their text, and these tokens."""
+        """For each step, yield the rows (tokens) that have a next token in their text, and the ids of these next
+        tokens."""
         for step in self.steps:
             rows, next_ids, first = [], [], 0
             for text in step:
@@ -81,7 +82,8 @@ class TextBatches:
 
 
 def run_texts(group: RankGroup, parts: RankRuntime, steps: TextBatches) -> list[torch.Tensor]:
-    """The final hidden states of every step, (T, D) each, on the ranks of the last stage; empty on other ranks. Collective."""
+    """Run all steps. Returns the final hidden states of each step, (T, D), on ranks of the last stage; an empty list on
+    others. Collective."""
     worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
     states = []
     with group.progress.without_limit():  # a stage may be much slower than the previous stage
@@ -104,9 +106,9 @@ def compare_runs(
     parts: RankRuntime,
     states: list[torch.Tensor],
 ) -> torch.Tensor | None:
-    """``divergence.compare`` for every token but the first of each text, in order: (tokens, 4).
+    """Compare two runs by ``divergence.compare``, for every token but the first of each text: (tokens, 4).
 
-    Collective over the ranks that have states; None on all ranks but the first of these.
+    Collective over the ranks that have hidden states. The first of them returns the result, all others None.
     """
     if not states:
         return None

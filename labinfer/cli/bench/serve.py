@@ -1,4 +1,4 @@
-"""ServeBenchmark (``launch.py bench serve``): requests arrive one by one, whether or not the engine keeps up."""
+"""ServeBenchmark (``launch.py bench serve``): requests arrive at a given rate, whether or not the engine keeps up."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ MEASURES: dict[str, Callable[[RequestTimes], float]] = {
     "tpot": lambda times: times.per_output_token,
     "e2el": lambda times: times.end,
 }
-"""Seconds of each goal, from the times of a request."""
+"""For each latency that ``--goodput`` limits: function that gets it, in seconds, from the times of a request."""
 
 
 class ServeBenchmark:
-    """Time to the first token (TTFT), per output token (TPOT), between tokens (ITL) and to the end (E2EL), under load.
+    """Latencies under load: time to first token (TTFT), per output token (TPOT), between tokens (ITL), and end to end
+    (E2EL).
 
-    Times count from the sending of a request: its arrival time, or, if ``--max-concurrency`` delays it, the end of another request.
-    Goodput (Zhong et al. 2024, DistServe) counts the requests that meet all goals.
+    Times count from the moment when a request is sent: its arrival time, or later if ``--max-concurrency`` delays it.
+    Goodput (Zhong et al. 2024, DistServe) is the rate of requests that meet all latency limits.
     """
 
     def __init__(self, options: BenchOptions, load: LoadOptions, serve: ServeOptions):
@@ -78,5 +79,5 @@ class ServeBenchmark:
 
 
 def is_good(times: RequestTimes, goals: dict[str, float]) -> bool:
-    """Whether a request meets all ``goals`` (seconds by name)."""
+    """Whether a request meets all latency limits. ``goals`` are in seconds, by name."""
     return all(MEASURES[name](times) <= goal for name, goal in goals.items())

@@ -11,7 +11,8 @@ STATISTICS = ("mean", "median", "p90", "p99")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The ``STATISTICS`` of ``values``, percentiles by nearest rank; empty without values."""
+    """Mean, median and percentiles of ``values``, by the names in ``STATISTICS``. Percentiles by nearest rank; empty
+    without values."""
     if not values:
         return {}
     return {
@@ -23,12 +24,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def spread_keys(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """``{"mean_ttft_ms": …}``, with the names in the JSON of vLLM's benchmarks."""
+    """Mean, median and percentiles in milliseconds, under the keys of vLLM's JSON files: ``{"mean_ttft_ms": …}``."""
     return {f"{statistic}_{name}_ms": round(1000 * value, 3) for statistic, value in spread(seconds).items()}
 
 
 def spread_table(rows: dict[str, Sequence[float]]) -> str:
-    """A table with one row per name, in milliseconds; names without values are left out."""
+    """Table of mean, median and percentiles in milliseconds. Each row has a name and values in seconds; rows without
+    values are left out."""
     spreads = {name: spread(seconds) for name, seconds in rows.items() if seconds}
     cells = [
         (name, *(round(1000 * values[statistic], 2) for statistic in STATISTICS)) for name, values in spreads.items()

@@ -12,7 +12,7 @@ from labinfer.observe.table import format_table
 
 
 class ThroughputBenchmark:
-    """Requests, input tokens and output tokens per second."""
+    """Requests, input tokens and output tokens per second, if all requests arrive at the start."""
 
     def __init__(self, options: BenchOptions, load: LoadOptions):
         self._options, self._load_options = options, load
@@ -36,7 +36,7 @@ class ThroughputBenchmark:
 
 
 def rates_table(times: LoadTimes) -> str:
-    """A table of the requests and tokens of a run, and their rates per second."""
+    """Table of a run's numbers of requests and tokens, and of their rates per second."""
     seconds = times.duration
     counts = {
         "requests": len(times.requests),

@@ -1,4 +1,4 @@
-"""``launch.py plan --auto``: the best layout for machines that were probed before and need not be there, or for those of this launch."""
+"""``launch.py plan --auto``: the best layout for machines probed earlier (they need not be running), or for those of this launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def run(options: EngineOptions, own: PlanOptions) -> int:
-    """Plan for the machines of --cluster, print the report, and write ``--save``. Returns the exit status.
+    """Find the best layout for the machines in the file of --cluster, print a report, and write ``--save``. Returns the
+    exit status.
 
     Raises:
         UserError: a file cannot be read or written, or the model does not fit.
@@ -33,10 +34,10 @@ def run(options: EngineOptions, own: PlanOptions) -> int:
 
 
 def run_here(session: Session, own: PlanOptions) -> int:
-    """Measure the machines of this launch, then plan for them as ``run`` does; collective.
+    """Probe the machines of this launch, then plan for them like ``run``. Collective.
 
     Raises:
-        CollectiveError: as the ``UserError`` of ``run``, or a machine cannot be measured; on every rank.
+        CollectiveError: an error of ``run``, or a machine cannot be probed; raised on every rank.
     """
     from labinfer.cli.commands.measuring import measuring
     from labinfer.launch.find_model import find_model

@@ -1,8 +1,8 @@
-"""``launch.py bench accuracy``: what dtypes, quantised weights and KV cache types lose in quality.
+"""``launch.py bench accuracy``: the loss of quality by dtypes, quantized weights and KV cache dtypes.
 
-A text is run through the model in float32 and then through each variant of it, as it stands. What each predicts for
-every token is compared over the whole vocabulary. The reference stays loaded; of its run only the last hidden states are
-kept, from which its output head makes the logits again, a few rows at a time.
+Texts are run through the model in float32 (the reference), and then through each variant of it. Predictions are
+compared at every token, over the whole vocabulary. The reference stays loaded. Only the final hidden states of its run
+are kept; its LM head computes the logits again, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 HELD_OUT = Path(__file__).parents[2] / "assets" / "held-out" / "conversations.jsonl"
 """Conversations that the bundled models were not trained on: ``tools/demo_model/held_out.py``."""
 LONGEST_TEXT = 1024
-"""Tokens after which texts are cut, unless ``--max-model-len`` gives another length."""
+"""Maximum tokens of a text, unless ``--max-model-len`` is given; longer texts are cut into parts."""
 
 
 class Inspected(msgspec.Struct):
-    """Errors of one variant, by name; see ``cli/bench/inspection.py``."""
+    """Errors of one variant, by the name of the weight matrix or layer; see ``cli/bench/inspection.py``."""
 
     weights: dict[str, ErrorSums] = {}
     products: dict[str, ErrorSums] = {}
@@ -65,14 +65,14 @@ class RankReport(msgspec.Struct):
     weight_bytes: int
     inspected: Inspected
     everything: Divergence | None = None
-    """Divergence over all tokens; from the rank that has the logits."""
+    """Divergence from the reference over all tokens; None on ranks without logits."""
     answers: Divergence | None = None
-    """Divergence over the tokens of answers."""
+    """Divergence from the reference over the tokens of the conversations' answers only."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Dtype and quantization of weights and KV cache."""
+    """A combination of dtype, weight quantization and KV cache dtype to measure."""
 
     dtype: tuple[str, ...] = ("bfloat16",)
     quantization: tuple[str, ...] = ModelOptions.quantization
@@ -97,10 +97,10 @@ VARIANTS = (
 
 
 def choose_variants(options: EngineOptions, own_dtype: str) -> tuple[Variant, ...]:
-    """The variant in ``options``; all variants if the options name none.
+    """The variant that the options select; all variants if they select none.
 
     Args:
-        own_dtype: the checkpoint's dtype, meant by ``--dtype auto``.
+        own_dtype: the checkpoint's dtype, for which ``--dtype auto`` stands.
     """
     model = options.model
     given = Variant(model.dtype, model.quantization, model.quantization_group_size, options.cache.kv_cache_dtype)
@@ -111,7 +111,7 @@ def choose_variants(options: EngineOptions, own_dtype: str) -> tuple[Variant, ..
 
 
 def run(session: Session, own: AccuracyOptions) -> int:
-    """Print the tables on rank 0."""
+    """Measure the variants, and print the tables on rank 0."""
     group, options = session.join(), session.options
     output = None
     with group.raise_on_all_ranks():
@@ -142,8 +142,10 @@ def run(session: Session, own: AccuracyOptions) -> int:
 
 
 def _read(model: ModelOptions, directory: Path, text: str, length: int) -> list[Document]:
-    """Raises:
-    UserError: there is no text, or no tokenizer for it.
+    """Read the evaluation texts, cut to ``length`` tokens.
+
+    Raises:
+        UserError: there is no text, or no tokenizer for it.
     """
     if not text and model.model not in BUNDLED:
         raise UserError(f"--model {model.model} needs --text FILE with an evaluation text that it was not trained on")
@@ -154,7 +156,8 @@ def _read(model: ModelOptions, directory: Path, text: str, length: int) -> list[
 
 
 class AccuracyBench:
-    """Loads the reference, and one variant after the other beside it; every method is collective.
+    """Loads the reference model, and then one variant after another while the reference stays loaded. Every method is
+    collective.
 
     Args:
         documents: evaluation texts, equal on all ranks.
@@ -186,7 +189,7 @@ class AccuracyBench:
         self._reference_states, self._reference_sample = self._run(self._reference)
 
     def measure(self, variants: Sequence[Variant]) -> dict[Variant, RankReport]:
-        """The merged report of all ranks for each variant."""
+        """Measure every variant. Returns the report of each, merged over all ranks."""
         reports = {}
         for number, variant in enumerate(variants, start=1):
             self._say("variant %d of %d: %s", number, len(variants), variant.name)
@@ -231,7 +234,7 @@ class AccuracyBench:
         return build_rank(self._group, options, lambda done, total: None)[0]
 
     def _merge(self, mine: RankReport) -> RankReport:
-        """Merge the reports of all ranks."""
+        """Merge this rank's report with those of all other ranks."""
         with self._group.progress.without_limit():  # the last stage may still compute logits
             parts = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(mine))
         whole = RankReport(0, Inspected())
@@ -251,7 +254,7 @@ class AccuracyBench:
 
 
 def format_report(reference_dtype: str, reports: dict[Variant, RankReport]) -> str:
-    """The tables of all variants."""
+    """Tables of all variants, as text."""
     tables = [_format_figures(reference_dtype, "all tokens", reports, "everything")]
     if any(report.answers for report in reports.values()):
         tables.append(_format_figures(reference_dtype, "output tokens", reports, "answers"))
@@ -298,7 +301,7 @@ def _format_figures(reference_dtype: str, title: str, reports: dict[Variant, Ran
 
 
 def as_dict(model: str, accuracy: AccuracyOptions, reports: dict[Variant, RankReport]) -> dict:
-    """The record for ``--output-json``."""
+    """Record of the measurement for ``--output-json``."""
 
     def relative(inspected: Inspected) -> dict:
         fields = {field: getattr(inspected, field) for field in Inspected.__struct_fields__}

@@ -1,8 +1,8 @@
-"""``launch.py bench comm``: what moving bytes costs on these ranks, by size and transport.
+"""``launch.py bench comm``: latency and bandwidth of communication between these ranks, by message size and transport.
 
-Measures the calls that a run makes: the all-reduce of a layer, the gather of logits, activations to the next rank,
-commands from rank 0. Under mpirun that is MPI; under torchrun, gloo (or the accelerator's library). Ranks of one machine
-also sum, gather and send through the memory that they share.
+Measures the operations of a run: the all-reduce of a layer, the gather of logits, sending activations to the next rank,
+and commands from rank 0. The transport is MPI under mpirun, and gloo (or the accelerator's library) under torchrun. For
+ranks of one machine, shared memory is measured, too.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
 
 SIZES = (64, 7 * 1024, 57 * 1024, 230 * 1024, 920 * 1024, 7 * 1024 * 1024)
-"""Message sizes in bytes, from less than one token to a chunk of thousands: a token of a 0.5B model takes 1.8 KB in 16 bits."""
+"""Message sizes in bytes, from less than one token's activations to a chunk of thousands of tokens (1.8 KB each in 16
+bits, for a 0.5B model)."""
 SECONDS_PER_CASE = 0.3
 MIN_ROUNDS, MAX_ROUNDS = 5, 2000
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A command of arbitrary size."""
+    """A test command of arbitrary size."""
 
     data: bytes
 
 
 def run(session: Session) -> int:
-    """Print one row for each call and size on rank 0."""
+    """Measure, and print one row for each operation and message size on rank 0."""
     group = session.join()
     with group.raise_on_all_ranks():
         if group.size < 2:
@@ -78,7 +79,7 @@ def _measure(
     messages: Sequence[tuple[Communicator, ControlChannel]],
     device: torch.device,
 ) -> list[tuple]:
-    """Rows of the table.
+    """Measure all operations. Returns the rows of the table.
 
     Args:
         host: communicator for tensors in host memory.
@@ -109,7 +110,7 @@ def _measure(
 
 
 def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
-    """Send from rank 0 to the last rank and back; the other ranks do nothing."""
+    """Send ``data`` from rank 0 to the last rank and back. The other ranks do nothing."""
     last = comm.size - 1
     if comm.rank == 0:
         sent = comm.isend(data, last)
@@ -121,7 +122,7 @@ def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
 
 
 def _command(channel: ControlChannel, rank: int, size: int) -> None:
-    """Send a command to every rank, and collect a short acknowledgement from each."""
+    """Send a command of ``size`` bytes from rank 0 to every rank, and collect a short acknowledgement from each."""
     if rank == 0:
         channel.broadcast(Note(bytes(size)))
         channel.collect()
@@ -131,7 +132,7 @@ def _command(channel: ControlChannel, rank: int, size: int) -> None:
 
 
 def _median_time(call: Callable[[], None], comm: Communicator, device: torch.device) -> float:
-    """Median seconds of a call, over a number of rounds that rank 0 chooses from the first few."""
+    """Median time of ``call`` in seconds. Rank 0 chooses the number of repetitions from the first few."""
 
     def complete() -> None:
         call()

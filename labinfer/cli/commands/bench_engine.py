@@ -1,4 +1,4 @@
-"""``launch.py bench latency``, ``throughput`` and ``serve``: rank 0 measures, the others follow."""
+"""``launch.py bench latency``, ``throughput`` and ``serve``: rank 0 measures, and the other ranks take part in its steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(session: Session, kind: str, options: list) -> int:
         options: options of the benchmark, ``BenchOptions`` first.
 
     Raises:
-        CollectiveError: the benchmark cannot run, or the figures cannot be written; on every rank.
+        CollectiveError: the benchmark cannot run, or the results cannot be written; raised on every rank.
     """
     group = session.join()
     file = None

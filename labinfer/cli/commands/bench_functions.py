@@ -1,7 +1,7 @@
-"""``launch.py bench functions``: every implementation of every function, beside the machine's roofline limits.
+"""``launch.py bench functions``: times of every implementation of every function, compared with the machine's roofline limits.
 
-Sizes are those of this rank's share of a model, whose weights are not needed. Every rank measures at once, as in a run; rank 0
-prints its own figures.
+Sizes are those of this rank's shard of a model; its weights are not needed. All ranks measure at the same time, as they
+compute in a run; rank 0 prints its own results.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
 SECONDS = 0.2
-"""Seconds of timing for all candidates of a function at one number of rows."""
+"""Seconds in which all implementations of a function are timed at one number of rows."""
 HEADER = ("function", "weights", "rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% arithmetic", "auto")
 
 
 def run(session: Session, own: FunctionBenchOptions) -> int:
-    """Print one row for each function, number of rows and implementation on rank 0."""
+    """Measure, and print one row for each function, number of rows (tokens) and implementation on rank 0."""
     group = session.join()
     file = None
     with group.raise_on_all_ranks():
@@ -80,7 +80,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
 
 
 def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tuned: bool) -> list[Figure]:
-    """A figure for each measured time."""
+    """Convert measured times to figures: bandwidth and operations per second, relative to the roofline limits."""
     contested = calls.contested()
     autotuned = {
         target: [timing for timing in times[target] if timing.name in candidates]
@@ -115,7 +115,7 @@ def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tu
 
 
 def describe_ceilings(ceilings: RooflineLimits) -> str:
-    """The measured ceilings in one line."""
+    """Describe the measured roofline limits in one line."""
     if not ceilings.memory:
         return "no roofline limits: measuring them needs the compiled CPU kernels, which are not available"
     rates = ceilings.arithmetic_rates().items()
@@ -125,7 +125,7 @@ def describe_ceilings(ceilings: RooflineLimits) -> str:
 
 
 def figures_table(figures: list[Figure]) -> str:
-    """The table of figures; a star marks the implementation that a run would choose."""
+    """Table of figures, as text; a star marks the implementation that a run would use."""
     rows = [
         (
             figure.function,

@@ -1,4 +1,4 @@
-"""``launch.py cache``: the packed weights that are kept on disk, shown or removed; no torch."""
+"""``launch.py cache``: lists or removes the packed weights that are cached on disk; no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def run(own: WeightCacheOptions) -> int:
-    """Print a table of the files, or remove them.
+    """Print a table of the cached files, or remove them.
 
     Raises:
         UserError: there is no cache folder, or a file cannot be removed.

@@ -53,7 +53,7 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
 
 
 def _talk(llm: LLM, session: Session, conversation: Conversation) -> ExitStatus:
-    """Rank 0's part."""
+    """Run the chat on rank 0."""
     launchers = LaunchersTerminal.find() if session.environment.launcher != "single" else None
     terminal = Terminal(session.signals, list(COMMANDS), launchers)
     chat = Chat(terminal, OwnRanks(llm, terminal.check), conversation, session.signals)

@@ -1,4 +1,4 @@
-"""``launch.py chat --url``: a conversation with a model that is served; no ranks, and no torch."""
+"""``launch.py chat --url``: a conversation with a model on a server; needs no other ranks and no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 
 def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
-    """Check that there is a single process and no option for a local model, as the server has the model.
+    """Check that there is a single process and no option for a local model: the server has the model.
 
     Args:
         given: engine options that the user has set.
@@ -43,7 +43,7 @@ def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model:
     Args:
         sampling: sampling parameters that the user has set.
         model: a model name of the server; empty for its first.
-        key: API key of the server if ``own`` has none.
+        key: API key for the server, if the options in ``own`` have none.
     """
     try:
         backend = RemoteServer(own.url, own.api_key or key, model, signals)

@@ -1,4 +1,4 @@
-"""The Gantt chart of a benchmark's steps, drawn to be printed: it can be read without colours, in letters of 8 points."""
+"""The Gantt chart of a benchmark's steps, made for print: readable without colours, with letters of 8 points."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 7.0
-"""Width of the chart in inches: the text width of a page, or of two columns."""
+"""Width of the chart in inches: the text width of a page."""
 ROW, GAP = 0.42, 0.12
 """Height of a rank's row, and gap between two stages, in inches."""
 BAR = 0.8
 """Height of a bar, as a fraction of ``ROW``."""
 LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
-"""Colour and hatch. The colours are from the colour-blind safe palette of Okabe and Ito (https://jfly.uni-koeln.de/color/)."""
+"""Colour and hatch of each kind of micro-batch. Colours are from Okabe and Ito's palette for the colour-blind
+(https://jfly.uni-koeln.de/color/)."""
 OUTLINE = 0.4
 """Line width of a bar's outline, in points."""
 THINNEST = 0.004
-"""Width of the thinnest bar, as a fraction of the duration of the Gantt chart: about 1.6 points."""
+"""Minimum width of a micro-batch's bar with an outline, as a fraction of the chart's duration: about 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
 DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
-"""Size of a digit of DejaVu Sans (matplotlib's default font), as a fraction of the font size."""
+"""Width and height of a digit in DejaVu Sans (matplotlib's default font), as a fraction of the font size."""
 STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": FONT_SIZE,
@@ -40,7 +41,7 @@ POINTS = 72
 
 
 def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
-    """Draw a row for each rank: bars for micro-batches, lines for waits, white for other time.
+    """Draw the chart, with a row for each rank: bars are micro-batches, lines are waits, and white is other time.
 
     Raises:
         UserError: the file cannot be written.
@@ -92,7 +93,7 @@ def _draw_row(axes: Axes, place: float, row: Row, thinnest: float) -> None:
     """Draw the bars and waits of one rank.
 
     Args:
-        thinnest: minimum duration, in nanoseconds, of a bar with an outline; a thinner bar would be hidden by it.
+        thinnest: minimum duration, in nanoseconds, of a bar that gets an outline; the outline would hide a thinner bar.
     """
     height = BAR * ROW
     begins, ends = ([wait[at] / NANOSECONDS for wait in row.waits] for at in (0, 1))
@@ -121,7 +122,8 @@ def _legend(gantt: Gantt) -> list:
 
 
 def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
-    """Write step numbers into bars that are wide enough; rotated, if then at least 1.5 times as many bars have a number."""
+    """Write step numbers into the bars that are wide enough. The numbers are rotated if at least 1.5 times as many bars
+    then have room for one."""
     from matplotlib.patheffects import withStroke
 
     points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # per nanosecond

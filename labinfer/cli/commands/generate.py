@@ -1,4 +1,4 @@
-"""The main job: prompts from the command line or a JSONL file, answers to the terminal or a JSONL file."""
+"""The ``generate`` command: prompts from the command line or a JSONL file, answers to the terminal or a JSONL file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobF
 
 
 def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None) -> int:
-    """``run`` with the open files of rank 0.
+    """Run the job with the open files of rank 0; see ``run``.
 
     Raises:
         CollectiveError: as ``run``.
@@ -73,7 +73,7 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
 
 @dataclass(frozen=True)
 class Rank0Job:
-    """Rank 0's part of a job, while the other ranks follow."""
+    """The part of a job that runs on rank 0, while the other ranks take part in its steps."""
 
     llm: LLM
     session: Session
@@ -82,7 +82,7 @@ class Rank0Job:
     files: JobFiles
 
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
-        """Run the job, write results as they arrive, and the figures at the end."""
+        """Run the job: write results as they arrive, and a report at the end."""
         announce({self.session.options.model.model: self.llm})
         output = self.files.output
         if output.digests:
@@ -163,13 +163,13 @@ class Rank0Job:
             logger.warning("%s truncated: %s", "1 output" if count == 1 else f"{count} outputs", limit)
 
     def _limit(self, answer: Completion) -> str:
-        """Name the limit that a truncated answer has reached."""
+        """Describe the limit that has truncated an answer."""
         if len(answer.token_ids) == self.sampling.max_tokens:
             return f"--max-tokens {self.sampling.max_tokens} reached"
         return f"the context of {self.llm.spec.max_model_len} tokens is full"
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:
-    """The prompts of --prompt: chat messages if the model has a chat template."""
+    """Read the prompts of --prompt. They become chat messages if the model has a chat template."""
     as_chat = not job.raw and llm.tokenizer is not None and llm.tokenizer.has_chat_template
     return [ChatPrompt([{"role": "user", "content": text}]) if as_chat else TextPrompt(text) for text in job.prompt]

@@ -1,4 +1,4 @@
-"""Hosting: the models of a server on all ranks, loaded again in another layout while requests stay open."""
+"""Hosting: loads the models of a server on all ranks, and reloads them in another layout while requests stay open."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from labinfer.weights.identity import Identity, compare
 logger = logging.getLogger(__name__)
 
 WORTH_SECONDS = 600.0
-"""Time within which the gain of a better layer split must exceed the cost of the pause."""
+"""Seconds within which the throughput gain of a better layer split must make up for the pause of a layout change."""
 CHECK_PROMPT, CHECK_TOKENS = 4, 2
-"""Tokens of the prompt, and of the answer, of the self-check of a new layout."""
+"""Tokens of prompt and answer in the self-check that follows a layout change."""
 
 
 class Hosting:
-    """Loads and hosts the models of a server. Methods are collective over all ranks, including spare ones.
+    """Loads the models of a server and serves them. Methods are collective over all ranks, including spare ones.
 
     Args:
         layouts: engine options of each model, by name.
@@ -70,7 +70,7 @@ class Hosting:
         self._host: EngineHost | None = None
 
     def load(self) -> None:
-        """Load the models, and print each rank's share.
+        """Load the models, and print a table of the ranks.
 
         Raises:
             CollectiveError: a model cannot be loaded.
@@ -82,10 +82,10 @@ class Hosting:
         self._prepare(None)
 
     def run(self) -> None:
-        """Host the models until a signal arrives; changes layouts on request.
+        """Serve the models until a signal arrives. Layouts change on request.
 
         Raises:
-            BrokenConnection: the gateway is gone (rank 0).
+            BrokenConnection: the gateway is gone; raised on rank 0.
             RuntimeError: neither a new layout nor the previous one can be loaded.
         """
         while (layouts := self._run_host()) is not None:
@@ -121,7 +121,7 @@ class Hosting:
                 announce(self.llms)
 
     def _changes(self) -> dict[str, str]:
-        """Changes of model files since the gateway's open requests began, in words, by model name."""
+        """Description of the changes of each model's files since the gateway's open requests began, by model name."""
         changes = {
             name: compare(self._identities[name], llm.files.identity)
             for name, llm in self.llms.items()
@@ -142,7 +142,8 @@ class Hosting:
         on_ready()
 
     def _run_host(self) -> Layouts | None:
-        """Host the models until the end (returns None), or until other layouts are requested, which are returned."""
+        """Serve until a signal arrives (returns None), or until a layout change is due (returns the new options of each
+        model)."""
         layouts = None
         with self._group.raise_on_all_ranks():  # spare ranks wait here
             if self._group.rank == 0:
@@ -156,7 +157,7 @@ class Hosting:
         return msgspec.msgpack.decode(data[0], type=Layouts | None)
 
     def _plan(self, change: LayoutChange) -> Layouts | None:
-        """Options of all models after ``change``, on rank 0; None if nothing changes.
+        """Engine options of each model after ``change``, on rank 0; None if nothing changes.
 
         Raises:
             UserError: the change is not possible.
@@ -176,7 +177,8 @@ class Hosting:
         return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
-        """Options with a better layer split of a model, on rank 0; None if it failed to load before, or gains too little."""
+        """Engine options of each model after a better layer split of model ``name``, on rank 0; None if that split has
+        failed to load before, or gains too little."""
         change = LayoutChange(
             model=name,
             tensor_parallel_size=list(self.llms[name].layout.topology.tp_sizes),
@@ -190,7 +192,8 @@ class Hosting:
         return layouts
 
     def _changed_options(self, change: LayoutChange) -> EngineOptions:
-        """Options after ``change``, with the context length unchanged: a longer one, once served, could never be reduced again.
+        """Engine options of a model after ``change``. The context length stays: once a longer one was served, it could
+        not be reduced again.
 
         Raises:
             UserError: see ``changed_options``.
@@ -200,7 +203,8 @@ class Hosting:
         return replace(options, model=replace(options.model, max_model_len=length))
 
     def _change(self, layouts: Layouts) -> str:
-        """Load the models in other layouts; if that fails, load the previous layouts again. Returns the error, or an empty string."""
+        """Reload the models in other layouts. If that fails, reload them in the previous layouts. Returns the error, or
+        an empty string."""
         lengths = [llm.spec.max_model_len for llm in self.llms.values() if not llm.is_spare]
         try:
             with self._group.raise_on_all_ranks():  # otherwise open answers would continue with another model
@@ -239,10 +243,11 @@ class Hosting:
         self._load_seconds = time.monotonic() - begin
 
     def _check(self, lengths: list[int]) -> None:
-        """Check that the models compute finite numbers, and that their contexts have not become shorter.
+        """Check, after a layout change, that the models compute finite numbers, and that no context length has become
+        shorter.
 
         Args:
-            lengths: context lengths served before.
+            lengths: context length of each model before the change.
 
         Raises:
             CollectiveError: log-probabilities are not finite, or a context is shorter than before.
@@ -267,10 +272,10 @@ class Hosting:
 
 
 def check_numbers(llm: LLM) -> None:
-    """Run a short prompt on rank 0, while the other ranks follow.
+    """Check that a model computes finite numbers, by a short prompt on rank 0; the other ranks take part.
 
     Raises:
-        UserError: its log-probabilities are not finite.
+        UserError: log-probabilities of the prompt are not finite.
     """
     vocab_size, length = llm.spec.vocab_size, llm.spec.max_model_len
     prompt = [number % vocab_size for number in range(1, 1 + min(CHECK_PROMPT, length - 1))]
@@ -298,7 +303,7 @@ def _check_length(llm: LLM, length: int) -> None:
 
 
 def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
-    """Measured links between different machines, in the form of the gateway's frames."""
+    """Convert measured links between machines to the form of the gateway's frames."""
     return [
         MachineLinkInfo(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second)
         for pair in links
@@ -307,10 +312,10 @@ def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
 
 
 def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
-    """Options after ``change``, with as many KV blocks as fit.
+    """Engine options of a model after ``change``, with as many KV blocks as fit into memory.
 
     Args:
-        nodes: machine of each started rank.
+        nodes: node name of each rank of the launch.
 
     Raises:
         UserError: a value is invalid by itself.
@@ -341,6 +346,6 @@ def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequenc
 
 
 def _shape(layout: Layout) -> tuple:
-    """The parts of a layout that a ``LayoutChange`` may change."""
+    """Those values of a layout that a ``LayoutChange`` may change, to compare two layouts."""
     topology = layout.topology
     return topology.places, topology.layers, layout.dtypes, layout.quantizations

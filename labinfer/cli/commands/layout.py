@@ -1,4 +1,4 @@
-"""``launch.py plan``: who would hold what, without loading anything."""
+"""``launch.py plan``: shows which rank would hold which layers, and whether they fit, without loading anything."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ REPLICATED = (
 
 
 def run(session: Session, own: PlanOptions) -> int:
-    """Print the table on rank 0, and the memory sums of ranks with too little memory. A single process may plan for any number of ranks,
-    as if all were on this machine."""
+    """Print the layout as a table on rank 0, and the memory needs of ranks with too little memory. A single process may
+    plan for any number of ranks, as if they all ran on this machine."""
     if own.auto:
         from labinfer.cli.commands.auto_plan import run_here
 
@@ -141,11 +141,11 @@ def run(session: Session, own: PlanOptions) -> int:
 def layout_rows(
     layout: Layout, everyone: list[RankInfo], kv_tokens: list[int], states: list[int | None]
 ) -> list[tuple]:
-    """One row per place (rank) with the columns of ``HEADER``.
+    """Rows of the table, one per rank of the layout, with the columns of ``HEADER``.
 
     Args:
-        kv_tokens: KV capacity of each place, in tokens.
-        states: state slots of each place; None for a place without recurrent layers.
+        kv_tokens: KV capacity of each rank, in tokens.
+        states: state slots of each rank; None for a rank without recurrent layers.
     """
     rows = []
     for place, tokens, slots in zip(layout.topology.places, kv_tokens, states, strict=True):
@@ -195,33 +195,33 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """Memory of a rank in bytes: its share of the device's free memory, and its needs, including a draft model."""
+    """Memory of a rank in bytes: its part of the device's free memory, and what it needs, including a draft model."""
 
     free: int
     weights: int
     captured: int
-    """Maximum bytes of captured steps."""
+    """Maximum memory of captured steps (CUDA graphs or their CPU counterpart), in bytes."""
     draft_block: int = 0
     """Bytes of a KV block of the draft model."""
     draft_state: int = 0
-    """Bytes of a sequence's state in the draft model."""
+    """Bytes of a sequence's recurrent state in the draft model."""
 
     @property
     def room(self) -> int:
-        """Bytes left for KV blocks and states; may be negative."""
+        """Bytes that remain for KV blocks and recurrent states; may be negative."""
         return self.free - self.weights - self.captured
 
     @classmethod
     def sum(cls, ranks: Iterable[RankBytes]) -> RankBytes:
-        """The bytes of ranks that share a memory."""
+        """Sum over ranks that share one memory."""
         return sum_fields(cls, ranks)
 
     @classmethod
     def make(cls, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout | None) -> RankBytes:
-        """The bytes of one rank of a layout.
+        """Compute the memory needs of one rank of a layout.
 
         Args:
-            free: free bytes of the rank's device, which other ranks may share.
+            free: free bytes of the rank's device, which other ranks may use, too.
             draft: layout of a draft model that the rank holds, too; None for none.
         """
         weights = layout.weight_bytes(layout.topology.place(rank))
@@ -237,7 +237,7 @@ class RankBytes:
     def make_drafting(
         cls, layout: Layout, everyone: list[RankInfo], rank: int, *, free: int, draft: Layout
     ) -> RankBytes:
-        """The bytes of a rank that holds only the draft model; see ``make``."""
+        """Compute the memory needs of a rank that holds only the draft model; see ``make``."""
         return cls(
             free=free // layout.sharing_device(rank, everyone),
             weights=draft.weight_bytes(draft.topology.place(0)),
@@ -247,7 +247,7 @@ class RankBytes:
 
 
 def _draft_bytes(draft: Layout) -> dict[str, int]:
-    """Bytes of a draft model per KV block and per sequence, as fields of ``RankBytes``."""
+    """Bytes of a draft model's KV block, and of its state per sequence, as fields of ``RankBytes``."""
     place = draft.topology.place(0)
     return {"draft_block": draft.block_bytes(place), "draft_state": draft.meta(place).bytes_per_sequence}
 
@@ -255,14 +255,14 @@ def _draft_bytes(draft: Layout) -> dict[str, int]:
 def _estimate_rooms(
     session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
 ) -> list[CacheRoom]:
-    """Cache memory of each rank; ranks in one memory pool it."""
+    """Estimate the cache memory of each rank. Ranks that share one memory pool it."""
     used, place_of = session.options.cache.memory_utilization, layout.topology.place
     rooms = [layout.cache_room(place_of(rank), int(own.room * used), own.draft_block) for rank, own in of_rank.items()]
     return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
 
 
 def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[int]) -> list[list[int]]:
-    """Groups of ranks that pool their memory; a rank with only a draft model is its own group."""
+    """Group the ranks by the memory that they share. A rank with only a draft model is a group by itself."""
     by_memory: dict[Hashable, list[int]] = {}
     for rank in ranks:
         name = rank if rank in layout.draft_devices else layout.memory(rank, everyone)
@@ -271,7 +271,7 @@ def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[i
 
 
 def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, blocks: BlockCounts) -> int:
-    """Minimum bytes of KV cache and states of a rank of the layout."""
+    """Minimum bytes that the KV cache and recurrent states of a rank in the layout need."""
     cache, place = session.options.cache, layout.topology.place(rank)
     num_blocks, num_window_blocks = layout.least_blocks, 0
     if cache.num_kv_blocks:
@@ -281,7 +281,8 @@ def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, bl
 
 
 def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
-    """Minimum bytes of KV cache and states of a rank with only the draft model, which makes no more blocks than it can use."""
+    """Minimum bytes of the KV cache and recurrent states of a rank with only the draft model. It makes no more blocks
+    than it can use."""
     most = draft.useful_blocks(session.options.scheduler.max_num_seqs)
     num_blocks = min(session.options.cache.num_kv_blocks or draft.least_blocks, most)
     return num_blocks * own.draft_block + own.draft_state
@@ -290,10 +291,10 @@ def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
 def _describe_shortfall(
     session: Session, layout: Layout, everyone: list[RankInfo], ranks: Sequence[int], own: RankBytes, *, least: int
 ) -> str:
-    """A message with the memory sums of ranks with too little memory; empty if it suffices.
+    """Describe the memory needs of ranks that have too little memory; empty if it suffices.
 
     Args:
-        ranks: ranks that pool one memory.
+        ranks: ranks that share one memory.
         own: sums over ``ranks``.
         least: minimum bytes of KV cache and states over ``ranks``.
     """

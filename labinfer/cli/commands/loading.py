@@ -1,4 +1,4 @@
-"""The model on this group of ranks: loaded with a progress line, and what rank 0 says of it."""
+"""Loading of a model on this group of ranks, with a progress line and a table of the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def load(session: Session, options: EngineOptions | None = None, others: tuple[LLM, ...] = ()) -> LLM:
-    """Load this rank's share of a model; collective.
+    """Load this rank's shard of a model; collective.
 
     Args:
         options: engine options; None for the session's.
@@ -41,7 +41,7 @@ def announce(models: dict[str, LLM]) -> None:
     """Print a table of the ranks and the capacity of each KV cache, if the log level is at least ``info``; rank 0 only.
 
     Args:
-        models: models by the names that the user knows.
+        models: models by their served names.
     """
     if not logger.isEnabledFor(logging.INFO):
         return

@@ -1,4 +1,4 @@
-"""measuring: a line of rank 0 while the machines measure."""
+"""measuring: a progress line of rank 0 while the machines are probed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from labinfer.observe.progress_line import START_SECONDS, Ticker
 
 @contextlib.contextmanager
 def measuring(group: RankGroup) -> Iterator[Callable[[str], None]]:
-    """Show a progress line while the machines measure; yields the function that sets its text."""
+    """Context that shows a progress line while the machines are probed; it yields the function that sets the line's
+    text."""
     tickers: list[Ticker] = []
 
     def on_progress(text: str) -> None:

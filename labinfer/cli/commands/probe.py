@@ -1,4 +1,4 @@
-"""``launch.py probe``: what a model's layers, head and steps cost on these hosts, and what the links between them take."""
+"""``launch.py probe``: measures step costs of a model on these machines (layers, LM head), and the links between machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labinfer.planner.costs import HostCosts
 from labinfer.planner.options import ProbeOptions
 
 ROWS = (1, 8, 64, 512)
-"""Rows (tokens) of the steps in the table."""
+"""Numbers of rows (tokens) for which the table shows the time of a layer."""
 HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
 """Columns of the table of hosts; ``memory`` is free memory per rank."""
 COST_HEADER = (
@@ -23,14 +23,14 @@ COST_HEADER = (
     *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
     *("1,000 context ms", "LM head ms", "per step ms"),
 )
-"""Columns of the table of costs: weight bytes of a layer, its time by rows, extra time per 1,000 context tokens of decodes, time of the
-LM head for one row, and constant time of a step."""
+"""Columns of the table of costs: weight bytes of a layer, its time by number of rows, additional time per 1,000 context
+tokens of decodes, time of the LM head for one row, and constant time of a step."""
 
 LINK_HEADER = ("link", "latency ms", "Mbit/s")
 
 
 def run(session: Session, own: ProbeOptions) -> int:
-    """Measure on all hosts at once, or use earlier measurements; rank 0 prints tables, and writes ``--save``."""
+    """Probe all machines at the same time, or use earlier measurements. Rank 0 prints tables, and writes ``--save``."""
     group = session.join()
     file = None
     with group.raise_on_all_ranks():
@@ -62,12 +62,12 @@ def run(session: Session, own: ProbeOptions) -> int:
 
 
 def host_row(machine: Machine, host: HostCosts) -> tuple:
-    """Cells of a host, with the columns of ``HOST_HEADER``."""
+    """The row of a machine in the table of hosts, with the columns of ``HOST_HEADER``."""
     return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), host.hardware)
 
 
 def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
-    """Rows of a host with the columns of ``COST_HEADER``, one for each kind of layers."""
+    """Rows of a machine in the table of costs, one for each kind of layer, with the columns of ``COST_HEADER``."""
     return [
         (
             *(machine.name, host.tp_size, host.dtype),

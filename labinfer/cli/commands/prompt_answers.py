@@ -1,4 +1,4 @@
-"""PromptAnswers: answers to --prompt on standard output, in the order of the prompts, the first as it grows."""
+"""PromptAnswers: writes the answers to --prompt in the order of the prompts, and streams the first unfinished one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 
 class PromptAnswers:
-    """Shows answers that arrive in parallel one after another.
+    """Writes answers one after another, although they are generated in parallel.
 
     Args:
         titles: title line before each answer; empty for none.
-        write: writes a text.
+        write: function that writes a text.
     """
 
     def __init__(self, titles: Sequence[str], write: Callable[[str], None]):
@@ -23,15 +23,15 @@ class PromptAnswers:
         self._is_open = False  # whether the last written line has no line feed yet
 
     def grow(self, delta: Delta) -> None:
-        """Take a delta of an answer; ``delta.key`` is the prompt's number."""
+        """Add a delta to an answer. ``delta.key`` is the index of the prompt."""
         self._pending[delta.key] += delta.text or ""
         self._show()
 
     def end(self, output: RequestOutput, has_grown: bool) -> None:
-        """Take the end of a prompt's answers.
+        """Handle the end of all answers to a prompt.
 
         Args:
-            has_grown: whether the answers arrived in deltas.
+            has_grown: whether the text of the answers has already arrived as deltas.
         """
         texts = [] if has_grown else [completion.text or "" for completion in output.completions]
         self._pending[output.key] += "\n".join(texts) + "\n"
@@ -39,7 +39,7 @@ class PromptAnswers:
         self._show()
 
     def close(self) -> None:
-        """End the line of an interrupted answer."""
+        """End the open line of an answer that was interrupted."""
         if self._is_open:
             self._write("\n")
             self._is_open = False

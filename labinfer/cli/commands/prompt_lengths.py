@@ -1,4 +1,4 @@
-"""PromptLengths: tokens of the prompts in lines of a job, for plans by its lengths."""
+"""PromptLengths: counts the prompt tokens of a job's lines, for plans that take the lengths into account."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.requests.jsonl import parse_line
 
 
 class PromptLengths:
-    """Counts prompt tokens with a model's tokenizer, which is read at the first call.
+    """Counts prompt tokens with a model's tokenizer, which is loaded at the first call.
 
     Args:
         directory: model directory.
@@ -26,7 +26,7 @@ class PromptLengths:
         return InputProcessor(self._directory, required=True)
 
     def __call__(self, line: str) -> int:
-        """Prompt tokens of a JSONL line.
+        """Number of prompt tokens of a JSONL line.
 
         Raises:
             UserError: the line is no generation request, or there is no tokenizer.

@@ -1,4 +1,4 @@
-"""The roofline of a machine, and where functions stand under it (Williams et al. 2009, doi:10.1145/1498765.1498785)."""
+"""Roofline plot of a machine, with the measured functions in it (Williams et al. 2009, doi:10.1145/1498765.1498785)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ class Figure:
 
     function: str
     weights: str
-    """Quantization of the matrices."""
+    """Quantization of the weight matrices."""
     rows: int
     implementation: str
     seconds: float
     num_bytes: int
     operations: int
     memory: float
-    """Fraction of the memory bandwidth ceiling; above 1 if the data are in a cache, 0 if not measured."""
+    """Fraction of the measured memory bandwidth; above 1 if the data are in a cache, 0 if not measured."""
     arithmetic: float
-    """Fraction of the arithmetic ceiling."""
+    """Fraction of the measured peak of arithmetic."""
     is_chosen: bool
     """Whether a run would choose this implementation."""
 
 
 def draw_roofline(path: str, figures: list[Figure], ceilings: RooflineLimits) -> None:
-    """Draw a roofline plot: products by arithmetic intensity, under the ceilings of memory and arithmetic.
+    """Draw a roofline plot: matrix products by arithmetic intensity, below the limits of memory bandwidth and
+    arithmetic.
 
     Raises:
         UserError: the file cannot be written.

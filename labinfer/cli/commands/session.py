@@ -1,4 +1,4 @@
-"""Session: the start of every command: the launch environment, the options, and the group once it is joined."""
+"""Session: what every command starts with: the launch environment, the options, and the group of ranks once joined."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 Command = Callable[..., int]
 """Function of a command: ``run(session, **own)``, called on every rank. Returns the exit status.
 
-A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options whose
-fields are made by ``option_fields.option``. Sections in ``labinfer.base.config.SECTIONS`` add the engine's flags; ``own["options"]`` has
-an object of each other section, in order. Without other sections, the function receives only the session. Contract:
+A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of
+options whose fields are made by ``option_fields.option``. Sections of ``labinfer.base.config.SECTIONS`` among them add
+the engine's flags. ``own["options"]`` is a list with an object of each other section, in order; if there is none, the
+function receives only the session. Contract:
 
 - Every rank calls ``session.join()`` first, or none does.
 - An error that only one rank can detect is raised as ``UserError`` inside ``with session.group.raise_on_all_ranks():``, which every
@@ -47,24 +48,25 @@ class Session:
     options: EngineOptions
     signals: SignalGuard
     starting: Ticker | None = None
-    """Rank 0's progress line until the ranks have met."""
+    """Progress line of rank 0 until the ranks have met; None on other ranks."""
     refusal: UserError | None = None
-    """Error that rank 0 has found and printed before the ranks met; all ranks end with it once they have met."""
+    """Error that rank 0 found and printed before the ranks met; it ends all ranks once they have met."""
     group: RankGroup | None = None
-    """The group of ranks: joined before the command runs if ``--plugin`` is given, else in ``join``."""
+    """The group of ranks. With ``--plugin`` it is joined before the command runs, otherwise in ``join``."""
     plan_text: str = ""
-    """The plan made for this start, as a table with its alternatives; rank 0 only, if requested."""
+    """The plan made for this start by ``--layout auto``, as a table with its alternatives; on rank 0, if ``join`` was
+    asked to keep it."""
     links: Sequence[MachinePairLink] = ()
-    """Links between machines from which the plan was made."""
+    """Measured links between machines, from which the plan was made."""
 
     def join(self, explains: bool = False) -> RankGroup:
-        """Meet the other ranks, log the launcher and transport, and apply ``--layout`` to the options.
+        """Join the group of all ranks, log launcher and transport, and apply ``--layout`` to the options.
 
         Args:
-            explains: whether to keep ``plan_text`` and ``links``.
+            explains: whether to set ``plan_text`` and ``links``.
 
         Raises:
-            CollectiveError: rank 0 has a ``refusal``, or the layout does not match these ranks; on every rank.
+            CollectiveError: rank 0 has a ``refusal``, or the layout does not match these ranks; raised on every rank.
             UserError: see ``join_group``.
         """
         logger.debug("modules are imported")

@@ -1,4 +1,4 @@
-"""``launch.py simulate``: ``bench serve`` with the real engine on a virtual clock, for layouts that need not be there."""
+"""``launch.py simulate``: ``bench serve`` with the real scheduler on a virtual clock, for layouts of machines that need not be running."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ TITLE = "simulated on a virtual clock; all times are predictions"
 def run(
     options: EngineOptions, own: SimulateOptions, bench: BenchOptions, load: LoadOptions, serve: ServeOptions
 ) -> int:
-    """Simulate, and print the output of ``bench serve``, then the stages. Returns the exit status.
+    """Simulate the benchmark. Prints the output of ``bench serve``, then a table of the stages. Returns the exit
+    status.
 
     Raises:
         UserError: the options are inconsistent, or a file cannot be read or written.
@@ -91,10 +92,11 @@ def run(
 def _find_rate(
     simulation: Simulation, options: EngineOptions, bench: BenchOptions, load: LoadOptions, serve: ServeOptions
 ) -> tuple[ServeOptions, str, dict[str, Any]]:
-    """The options with the highest rate that meets all goals, a table of the tried rates, and values for JSON.
+    """Find the highest request rate that meets all latency limits. Returns the options with that rate, a table of the
+    tried rates, and values for the JSON file.
 
     Raises:
-        UserError: no rate meets the goals.
+        UserError: no rate meets the limits.
     """
     goals = serve.goals
     tried: list[tuple] = []

@@ -1,5 +1,7 @@
-"""``launch.py supervise -- …``: a server or a job that is started again when its ranks die. One process, no rank;
-without torch, unless a plugin of the command imports it."""
+"""``launch.py supervise -- …``: restarts a server or a job when its ranks die.
+
+Runs as one process that is not a rank. It imports torch only if a plugin of the command does.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.server.supervisor.supervisor import Supervisor
 
 GRACE_SECONDS = 86400.0
-"""Maximum time from a signal to the end of this process; the group has its own, shorter limits."""
+"""Maximum seconds from a signal to the end of this process; the group's own limits are shorter."""
 
 
 def run(
@@ -39,11 +41,11 @@ def run(
     model_names: list[str],
     options: EngineOptions,
 ) -> int:
-    """Supervise a group until it has ended normally; returns its exit status.
+    """Supervise a group of ranks until it ends normally. Returns the group's exit status.
 
     Args:
         command: command that starts the group.
-        insists_on_rejoin: whether the user has set ``--rejoin-timeout``.
+        insists_on_rejoin: whether the user has set ``--rejoin-timeout``, so that hosts must be known.
         launch: index of ``launch.py`` in ``command`` and ``again``.
         again: command that restarts the group after a failure.
         server: options of the group's server; None for a job.

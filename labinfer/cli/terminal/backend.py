@@ -9,15 +9,15 @@ from typing import Any, Protocol
 from labinfer.base.errors import UserError
 
 TOO_SHORT_SECONDS = 0.1
-"""Shortest time from which to compute a token rate: tokens this close together may arrive in one piece."""
+"""Minimum seconds for which a token rate is computed: tokens that arrive in shorter time may have come in one piece."""
 
 
 class AnswerFailed(UserError):
-    """There is no answer to this message; the chat can continue."""
+    """A message gets no answer, but the chat can continue."""
 
 
 class MessageRefused(AnswerFailed):
-    """The message itself is refused, for example as too long; a retry does not help."""
+    """A message that the backend refuses, for example because it is too long. A retry does not help."""
 
 
 class Thought(str):
@@ -26,24 +26,24 @@ class Thought(str):
 
 @dataclass(kw_only=True)
 class ChatReply:
-    """An answer so far; None means unknown."""
+    """A model's answer so far. None means unknown."""
 
     text: str = ""
     thought: str = ""
-    """Reasoning before the answer; not part of the conversation."""
+    """Reasoning before the answer. It does not become part of the conversation."""
     thought_seconds: float = 0.0
-    """From the first piece of reasoning to the first piece of the answer, or to its end."""
+    """Seconds from the first piece of reasoning to the first piece of the answer, or to the end."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Prompt tokens that were prefix-cache hits."""
     num_tokens: int | None = None
     finish_reason: str = ""
-    """OpenAI's finish reason, or ``stopped`` if the user has stopped the answer."""
+    """OpenAI's finish reason; ``stopped`` if the user has stopped the answer."""
     seconds: float = 0.0
     seconds_to_first: float | None = None
 
     def describe(self) -> str:
-        """The known figures in one line."""
+        """Describe token counts, times and rates in one line, as far as they are known."""
         count = "" if self.num_tokens is None else f"{_tokens(self.num_tokens)} in "
         parts = [f"{count}{self.seconds:.2f} s"]
         if self.num_tokens and self.seconds_to_first is not None:
@@ -64,7 +64,7 @@ class ChatReply:
 
 
 class Backend(Protocol):
-    """A model on these ranks or behind a server."""
+    """A model to chat with: on these ranks, or behind a server."""
 
     model: str
     """Name of the model."""
@@ -77,14 +77,15 @@ class Backend(Protocol):
         """
 
     def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
-        """The pieces of the text as they arrive, reasoning as ``Thought``. Closing the iterator aborts the generation.
+        """Yield the answer's text in pieces as they arrive, reasoning as ``Thought``. Closing the iterator aborts the
+        generation.
 
         Args:
-            settings: fields of ``SamplingParams``; others have the defaults of the model or its server.
-            answer: receives all other information on the answer.
+            settings: fields of ``SamplingParams``; fields that are missing get the defaults of the model or its server.
+            answer: the object that receives everything else about the answer, such as token counts.
 
         Raises:
-            AnswerFailed: there is no answer, or it broke off.
+            AnswerFailed: there is no answer, or it has broken off.
             Interrupted: a signal arrived.
         """
 

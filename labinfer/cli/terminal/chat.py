@@ -53,7 +53,8 @@ class Chat:
         self._is_over = False
 
     def run(self) -> ExitStatus:
-        """Chat until the user leaves. Without a terminal, unanswered messages give the status ``SOME_FAILED``.
+        """Chat until the user leaves. If input is not a terminal, and a message got no answer, the status is
+        ``SOME_FAILED``.
 
         Raises:
             Interrupted: a signal other than SIGINT arrived.
@@ -82,7 +83,7 @@ class Chat:
             self._fail(error)
 
     def _take(self, text: str) -> None:
-        """Handle a message or a command."""
+        """Handle one input: a message, or a command that begins with a slash."""
         word, _, rest = text.strip().partition(" ")
         if not word:
             return
@@ -150,14 +151,14 @@ class Chat:
         self._answers.append(answer)
 
     def _end_thought(self, answer: ChatReply, since: float | None) -> None:
-        """End the reasoning that began at ``since``, if any, with a line on its duration."""
+        """Write a line with the duration of the reasoning that began at ``since``; nothing if ``since`` is None."""
         if since is not None:
             seconds = self._clock() - since
             answer.thought_seconds += seconds
             self._terminal.say(f"[{seconds:.1f} s of reasoning; /thoughts shows it]")
 
     def _forgive(self, error: Interrupted) -> None:
-        """Ignore Ctrl-C, and re-raise any other signal."""
+        """Ignore an interruption by Ctrl-C; raise any other one again."""
         if error.signum != signal.SIGINT:
             raise error
         self._signals.signum = 0

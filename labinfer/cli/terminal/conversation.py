@@ -1,4 +1,4 @@
-"""Conversation: the messages of a chat, and the sampling settings of the next answer."""
+"""Conversation: the messages of a chat, and the sampling settings for its next answers."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from labinfer.base.sampling_options import sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")
-"""Sampling options for several answers, or for answers that cannot stream; not for a chat."""
+"""Sampling parameters that a chat does not offer: those for several answers, or for answers that cannot be streamed."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def settings() -> dict[str, type]:
-    """Types of the settings, by name."""
+    """Settings of a chat by name, with their types."""
     hints = {name: hint for section in sampling_sections() for name, hint in get_type_hints(section).items()}
     return {name: hint for name, hint in hints.items() if name not in MANY_ANSWERS}
 
 
 @dataclass
 class Conversation:
-    """Messages and settings. ``exchanges`` are pairs of a message and its answer."""
+    """Messages and settings of a chat. ``exchanges`` are pairs of a message and its answer."""
 
     system: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     exchanges: list[tuple[str, str]] = field(default_factory=list)
 
     def messages(self, text: str | None = None) -> list[dict[str, str]]:
-        """The messages in OpenAI's form, followed by the user message ``text`` if given."""
+        """Messages in OpenAI's form, with the new user message ``text`` at the end if given."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in self.exchanges:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
@@ -58,12 +58,12 @@ class Conversation:
         self.settings = others
 
     def describe_settings(self) -> str:
-        """The settings in one line."""
+        """Describe all settings in one line."""
         texts = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.settings.items()]
         return ", ".join(texts) or "all at the model's defaults"
 
     def save(self, path: str, model: str) -> None:
-        """Save as a JSON file, in the form of a chat request's body.
+        """Save the conversation as a JSON file, in the form of a chat request's body.
 
         Raises:
             UserError: the file cannot be written, or exists already.

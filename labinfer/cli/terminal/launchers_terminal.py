@@ -1,4 +1,4 @@
-"""LaunchersTerminal: the terminal of the launcher (mpirun, torchrun) between the user and rank 0."""
+"""LaunchersTerminal: the terminal of the launcher (mpirun, torchrun), which is between the user and rank 0."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ CTRL_C = "\x03"
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun")
 STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
 INPUT_FLAGS, CONTROL_CHARACTERS = 0, 6
-"""Indices into the list of a terminal's attributes (Python's ``termios``)."""
+"""Indices of the input flags and the control characters in the attributes of Python's ``termios``."""
 IUTF8 = 0o40000
-"""Linux' flag of a terminal whose erase key removes a whole multi-byte character (termios(3))."""
+"""Linux' input flag with which the erase key removes a whole multi-byte character (termios(3))."""
 LONGEST_LINE = 4095
-"""Bytes of a line: a terminal in canonical mode drops further bytes (termios(3), "Canonical mode")."""
+"""Maximum bytes of a line: a terminal in canonical mode drops further bytes (termios(3), "Canonical mode")."""
 DISABLED = b"\0"
-"""Linux' ``_POSIX_VDISABLE``."""
+"""Value that disables a control character of a terminal (Linux' ``_POSIX_VDISABLE``)."""
 
 
 class LaunchersTerminal:
-    """A terminal that can be set to treat Ctrl-C as a character that ends a line.
+    """A terminal on which Ctrl-C can be made a character that ends a line, instead of a signal.
 
     As a signal, Ctrl-C reaches the launcher, too: torchrun then ends all ranks, and MPICH's mpirun does so at the second one. As a
     character it reaches rank 0 with the typed text, also through mpirun's pipe (termios(3): VINTR and VEOL). Ctrl-Z is no signal
@@ -43,7 +43,7 @@ class LaunchersTerminal:
 
     @classmethod
     def find(cls) -> LaunchersTerminal | None:
-        """The terminal of this rank's launcher; None if it has none, or runs on another machine."""
+        """The terminal of this rank's launcher. None if the launcher has no terminal, or runs on another machine."""
         if shutil.which("stty") is None:
             return None
         fds: list[int] = []
@@ -64,8 +64,8 @@ class LaunchersTerminal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Treat Ctrl-C as a character meanwhile. A separate process restores the terminal however this process ends: a launcher may
-        kill it at once when another rank fails.
+        """Context in which Ctrl-C is a character. A separate process restores the terminal, however this process ends:
+        when another rank fails, a launcher may kill it at once.
         """
         before = termios.tcgetattr(self._fd)
         saved = subprocess.run(

@@ -1,4 +1,4 @@
-"""LineEditor: line editing at a terminal by prompt_toolkit; History: messages of earlier chats."""
+"""LineEditor: line editing on a terminal, by prompt_toolkit. History: the user's messages in earlier chats."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ POLL_SECONDS = 0.01
 
 
 class History(FileHistory):
-    """A file of messages. If it cannot be read or written, no history is kept."""
+    """A file with the user's messages of earlier chats. If it cannot be read or written, no history is kept."""
 
     @classmethod
     def open(cls, path: Path | None = None) -> History:
-        """The history in ``path``, by default the user's own."""
+        """Open the history in ``path``, by default the user's history file."""
         try:
             path = path or Path.home() / ".local" / "state" / "labinfer" / "chat-history"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,10 +42,10 @@ class History(FileHistory):
             return cls(os.devnull)
 
     def append_string(self, string: str) -> None:
-        """Ignore single lines, which may be parts of a message; see ``add``."""
+        """Do nothing: prompt_toolkit calls this for every line, but a message may have several; see ``add``."""
 
     def add(self, message: str) -> None:
-        """Add a message, unless it repeats the last one."""
+        """Add a message, unless it equals the last one."""
         if self.get_strings()[-1:] != [message]:
             super().append_string(message)
 
@@ -57,7 +57,8 @@ class History(FileHistory):
 class LineEditor:
     """Reads edited lines from the terminal on standard input and output.
 
-    prompt_toolkit runs in a thread of its own: in the main thread asyncio would take the signal wakeup descriptor from ``SignalGuard``.
+    prompt_toolkit runs in a thread of its own: in the main thread, its asyncio loop would replace the signal wakeup
+    descriptor of ``SignalGuard``.
 
     Args:
         commands: commands for Tab completion.
@@ -81,7 +82,7 @@ class LineEditor:
         """Requests to the main thread: an event to set after it has suspended the program; None at the end of the line."""
 
     def read(self, prompt: str) -> str:
-        """The next line.
+        """Read the next line.
 
         Raises:
             EOFError: the input has ended.
@@ -113,8 +114,8 @@ class LineEditor:
     def _stop(self) -> None:
         """Suspend the program, as Ctrl-Z does. Returns once it is continued.
 
-        The main thread sends the signal, as a signal to the process reaches that thread before its call returns. Another thread would
-        run on for a while, take the terminal back, and lose it to the shell.
+        The signal is sent by the main thread, which it stops before the call returns. Another thread would continue for
+        a while, change the terminal's mode again, and then lose the terminal to the shell.
         """
         is_continued = threading.Event()
         self._stops.put(is_continued)

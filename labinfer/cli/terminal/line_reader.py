@@ -1,4 +1,4 @@
-"""LineReader: reads standard input line by line; Ctrl-C may end a line."""
+"""LineReader: reads standard input line by line; the character Ctrl-C may end a line, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENDS = (b"\n", CTRL_C.encode())
 
 
 class LineReader:
-    """Lines of a file descriptor, without read-ahead by a file object, so that ``has_line`` is exact.
+    """Reads lines from a file descriptor, without the read-ahead of a file object, so that ``has_line`` is exact.
 
     Args:
         knows_ctrl_c: whether the character Ctrl-C ends a line, too.
@@ -25,11 +25,11 @@ class LineReader:
 
     @property
     def has_line(self) -> bool:
-        """Whether ``read`` would return without waiting."""
+        """Whether ``read`` would return at once."""
         return self._is_at_end or self._end >= 0
 
     def read(self) -> str:
-        """The next line without its line feed; only ``CTRL_C`` for a line that Ctrl-C ended.
+        """Read the next line, without its line feed. If Ctrl-C has ended the line, returns only ``CTRL_C``.
 
         Raises:
             EOFError: the input has ended.
@@ -45,7 +45,7 @@ class LineReader:
         return line.removesuffix(b"\r").decode("utf-8", "replace")
 
     def take_ctrl_c(self) -> bool:
-        """Whether a Ctrl-C has arrived; if so, drops all input up to the last one."""
+        """Whether Ctrl-C has arrived. If so, all input up to the last one is dropped."""
         while not self._is_at_end and select.select([self._fd], [], [], 0)[0]:
             self._read()
         _, ending, after = self._data.rpartition(ENDS[1])

@@ -1,4 +1,4 @@
-"""Options of a chat in the terminal; see ``labinfer.base.config`` for how these become flags."""
+"""Options of the terminal chat. The class becomes command-line flags like those of ``labinfer.base.config``."""
 
 from __future__ import annotations
 

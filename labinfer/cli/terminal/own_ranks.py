@@ -1,4 +1,4 @@
-"""OwnRanks: chat backend for the model loaded on these ranks."""
+"""OwnRanks: chat backend for a model that is loaded on these ranks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from labinfer.engine.request import Request
 
 TEMPERATURE = 0.7
-"""Sampling temperature if the checkpoint recommends sampling without a temperature."""
+"""Sampling temperature, if the checkpoint recommends sampling but no temperature."""
 
 
 class OwnRanks:
-    """Backend on rank 0; the other ranks run ``LLM.follow``. See ``Backend``.
+    """Chat backend on rank 0, while the other ranks run ``LLM.follow``. See ``Backend``.
 
     Args:
         check: called between steps, when all ranks are in a consistent state; may raise ``Interrupted``.

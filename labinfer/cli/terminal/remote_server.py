@@ -1,4 +1,4 @@
-"""RemoteServer: chat backend for a model behind OpenAI's HTTP API (API reference, "Chat")."""
+"""RemoteServer: chat backend for a model behind a server with OpenAI's HTTP API (API reference, "Chat")."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefuse
 from labinfer.comm.group.signals import SignalGuard
 
 TIMEOUT_SECONDS = 10.0
-"""Timeout for connecting, and for the list of models."""
+"""Timeout in seconds for connecting, and for the list of models."""
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""TCP keep-alive: a machine that is silent for a minute counts as gone (Linux' default: two hours, tcp(7))."""
+"""Socket options for TCP keep-alive: a machine that is silent for a minute counts as gone (Linux' default is two hours,
+tcp(7))."""
 LONGEST_LIST = 1 << 24
-"""Maximum bytes to read of a list of models."""
+"""Maximum bytes of a list of models."""
 LONGEST_BODY, LONGEST_TEXT = 1 << 16, 300
-"""Maximum bytes to read of an error body, and characters to show if it is not in OpenAI's format."""
+"""Maximum bytes of an error body that are read, and maximum characters of it that are shown if it is not in OpenAI's
+format."""
 API = "/v1"
 DONE = b"[DONE]"
 REFUSALS = (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, http.HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -67,7 +69,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """Fields of a streamed chunk that are read; servers omit unknown fields, or send null."""
+    """The fields of a streamed chunk that are needed. Servers omit fields that they do not know, or send null."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -75,12 +77,13 @@ class _Chunk(msgspec.Struct):
 
 
 class RemoteServer:
-    """Opens a connection for each answer, so that the server may restart in between. See ``Backend``.
+    """Chat backend for a model behind a server. Each answer uses a new connection, so that the server may restart in
+    between. See ``Backend``.
 
     Args:
         url: address of the server, with or without ``/v1``.
         model: a model name of the server; empty for its first.
-        signals: may raise while the backend waits.
+        signals: raises ``Interrupted`` when a signal arrives while the backend waits.
 
     Raises:
         UserError: ``url`` or ``api_key`` is malformed.
@@ -140,7 +143,8 @@ class RemoteServer:
 
     @contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """A successful HTTP response. The connection is closed afterwards, which makes the server stop generating."""
+        """Context with a successful HTTP response. The connection is closed afterwards, which makes the server stop
+        generating."""
         kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=TIMEOUT_SECONDS)
         response = None
@@ -168,8 +172,8 @@ class RemoteServer:
             connection.close()
 
     def _chunks(self, response: http.client.HTTPResponse, answer: ChatReply) -> Iterator[_Chunk]:
-        """The data of server-sent events (WHATWG HTML, "Server-sent events") up to ``[DONE]``. Some servers do not send that: an answer
-        with a finish reason is complete, too.
+        """Yield the data of server-sent events (WHATWG HTML, "Server-sent events") up to ``[DONE]``. Some servers do
+        not send that; an answer with a finish reason is complete, too.
         """
         data, is_stream = b"", False
         while True:
@@ -202,15 +206,15 @@ class RemoteServer:
 
 
 def _is_not_tls(error: Exception) -> bool:
-    """Whether the server did not answer in TLS."""
+    """Whether an error means that the server does not use TLS."""
     return getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
 def _parse(data: bytes, kind: Any) -> Any:
-    """JSON of type ``kind``; also accepts integers as ``3.0`` and lone surrogates, which msgspec's decoder refuses.
+    """Decode JSON as ``kind``. Unlike msgspec's decoder, this accepts integers written as ``3.0``, and lone surrogates.
 
     Raises:
-        ValueError: ``data`` is no such JSON.
+        ValueError: ``data`` is not JSON of that type.
     """
     try:
         return msgspec.convert(json.loads(data), kind, strict=False)
@@ -219,7 +223,7 @@ def _parse(data: bytes, kind: Any) -> Any:
 
 
 def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
-    """An exception with the text of an HTTP error and a hint."""
+    """Make an exception from an HTTP error response, with its text and a hint."""
     data = response.read(LONGEST_BODY)
     try:
         text = _message(_parse(data, Any))
@@ -238,7 +242,7 @@ def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
 
 
 def _message(body: Any) -> str:
-    """The message in OpenAI's error object; empty if there is none."""
+    """The message in an error object of OpenAI's format; empty if there is none."""
     error = body.get("error") if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     return text if isinstance(text, str) else ""

@@ -1,4 +1,4 @@
-"""Terminal: reads messages from standard input, typed or piped, and writes text to standard output."""
+"""Terminal: reads messages from standard input (typed or piped), and writes text to standard output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
 }
-"""Control characters as a terminal would echo them: the model's text must not control the terminal."""
+"""Replacements that make control characters visible, as a terminal echoes them: text of the model must not control the
+terminal."""
 
 
 def read_message(read_line: Callable[[bool], str]) -> str:
@@ -61,12 +62,13 @@ def _read_block(line: str, read_line: Callable[[bool], str]) -> str:
 
 
 class Terminal:
-    """Standard input and output: a terminal with prompt and history, or plain lines if either is a pipe or file.
+    """Standard input and output of a chat: a terminal with prompt and history; or plain lines, if either is a pipe or a
+    file.
 
     Args:
-        signals: may raise while the terminal waits for a message.
+        signals: raises ``Interrupted`` when a signal arrives while the terminal waits for a message.
         commands: commands for Tab completion.
-        launchers: the launcher's terminal, on which Ctrl-C is a character.
+        launchers: the launcher's terminal, on which Ctrl-C is made a character; None if there is none.
     """
 
     def __init__(self, signals: SignalGuard, commands: Sequence[str] = (), launchers: LaunchersTerminal | None = None):
@@ -85,7 +87,7 @@ class Terminal:
             self._editor = LineEditor(commands, can_stop=launchers is None)
 
     def check(self) -> None:
-        """Check for interrupts while an answer arrives.
+        """Check whether the user or a signal interrupts an answer.
 
         Raises:
             Interrupted: a signal or Ctrl-C arrived.
@@ -95,7 +97,7 @@ class Terminal:
             raise Interrupted(signal.SIGINT)
 
     def read(self) -> str:
-        """The next message.
+        """Read the next message.
 
         Raises:
             EOFError: the input has ended.
@@ -108,7 +110,7 @@ class Terminal:
         return text
 
     def write(self, text: str) -> None:
-        """Show a piece of an answer.
+        """Write a piece of an answer.
 
         Raises:
             UserError: standard output cannot be written.
@@ -118,12 +120,12 @@ class Terminal:
             _write(STANDARD_OUTPUT, text.translate(VISIBLE) if self.is_interactive else text)
 
     def end_line(self) -> None:
-        """End an open line, so that further text starts on a new line."""
+        """End the current line if it is not empty, so that further text starts on a new line."""
         if self._is_line_open:
             self.write("\n")
 
     def say(self, text: str) -> None:
-        """Write a line from the program rather than the model."""
+        """Write a line that comes from the program rather than from the model."""
         self.end_line()
         line = text.translate(VISIBLE)
         if self.is_interactive:
