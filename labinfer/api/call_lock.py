@@ -1,4 +1,4 @@
-"""CallLock: serializes calls from several threads, also calls that are generators."""
+"""CallLock: a lock that serializes calls from several threads; a call may be a generator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 POLL_SECONDS = 0.5
-"""Interval at which a waiter checks whether the holder's thread has ended without a release."""
+"""Seconds between two checks of a waiting thread whether the lock's holder has ended without releasing it."""
 
 
 class CallLock:
-    """A lock whose holder may be a generator that is never exhausted.
+    """A lock that a generator may hold. The lock can be taken over if the generator is never exhausted.
 
     Args:
         name: name of the locked object, for error messages.
@@ -26,7 +26,7 @@ class CallLock:
         self._holder: tuple[threading.Thread, Generator | None] | None = None
 
     def run(self, steps: Generator) -> Iterator[Any]:
-        """Yield from ``steps`` while this thread holds the lock.
+        """Yield the items of the generator ``steps``, which holds the lock meanwhile.
 
         Raises:
             UserError: a later call has closed the generator before it was exhausted.
@@ -40,7 +40,8 @@ class CallLock:
 
     @contextmanager
     def turn(self, steps: Generator | None = None) -> Iterator[None]:
-        """Hold the lock. Waits for earlier threads; closes an unfinished generator of this thread or of one that has ended.
+        """Context that holds the lock. Waits for other threads. An unfinished generator of this thread, or of a thread
+        that has ended, is closed first.
 
         Args:
             steps: generator that runs under the lock.
@@ -68,7 +69,8 @@ class CallLock:
         self._holder = mine
 
     def _may_take_over(self) -> bool:
-        """Close the holder's unfinished generator, if its thread is this one or has ended. Returns whether the lock is free to take."""
+        """Close the generator that holds the lock, if it belongs to this thread or to one that has ended. Returns
+        whether the lock can be taken over."""
         holder = self._holder
         if holder is None or (holder[0] is not threading.current_thread() and holder[0].is_alive()):
             return False

@@ -1,4 +1,4 @@
-"""ForkGuard: refuses the use of an LLM in a fork of the process that used one."""
+"""ForkGuard: refuses to use an LLM in a process that was forked from one that has used an LLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from labinfer.base.errors import UserError
 
 
 class ForkGuard:
-    """Remembers the first process that used an LLM: threads of torch and of the compiled functions do not survive a fork."""
+    """Remembers the first process that used an LLM. Threads of torch and of the compiled functions do not survive a
+    fork."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -18,7 +19,7 @@ class ForkGuard:
         return os.getpid() == self._number
 
     def enter(self) -> None:
-        """Register this process, if no process is registered yet.
+        """Register this process as the one that uses LLMs, if none is registered yet.
 
         Raises:
             UserError: this process is a fork of the registered one.

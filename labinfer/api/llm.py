@@ -72,7 +72,7 @@ class LLM:
     """
 
     _fork_guard: ClassVar[ForkGuard] = ForkGuard()
-    """One guard for all LLMs of the process."""
+    """The guard against forks, shared by all LLMs of the process."""
 
     def __init__(self, model: str = "demo", *, plugins: Sequence[str] = (), **options: Any):
         LLM._fork_guard.enter()
@@ -107,11 +107,11 @@ class LLM:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         others: tuple[LLM, ...] = (),
     ) -> LLM:
-        """Load an LLM on a group that was joined before.
+        """Load an LLM on a group that has already been joined.
 
         Args:
-            on_progress: ``on_progress(done, total)`` counts loaded tensors.
-            others: models of the group loaded so far, if ``follow_all`` runs them together.
+            on_progress: called as ``on_progress(done, total)``, with the numbers of loaded tensors and of all tensors.
+            others: models that the group has loaded before, if ``follow_all`` runs them together with this one.
         """
         LLM._fork_guard.enter()
         llm = cls.__new__(cls)
@@ -184,7 +184,8 @@ class LLM:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this rank holds no part of the model (``--ranks``): all calls but ``close`` return at once, unless it drafts."""
+        """Whether this rank holds no part of the model (see ``--ranks``). All calls but ``close`` then return at once,
+        unless it holds the draft model."""
         return self._parts is None
 
     @property
@@ -194,22 +195,22 @@ class LLM:
 
     @property
     def layout(self) -> Layout:
-        """Topology, devices and dtypes of all ranks."""
+        """Layout of the model: topology, devices and dtypes of all ranks."""
         return self._parts.layout
 
     @property
     def place(self) -> Place:
-        """This rank's place in the layout."""
+        """This rank's place in the layout: its stage and tensor-parallel rank."""
         return self._parts.place
 
     @property
     def capacity(self) -> KVCapacity:
-        """Number of KV blocks, agreed on by all ranks."""
+        """KV cache capacity, agreed on by all ranks."""
         return self._parts.capacity
 
     @property
     def draft_model(self) -> LoadedDraftModel | None:
-        """Draft model on rank 0, if there is one."""
+        """The draft model if it is on rank 0; otherwise None."""
         return self._parts.draft_model
 
     @property
@@ -226,7 +227,7 @@ class LLM:
         """Record a trace of this rank's steps until the end of the run. Call it on every rank.
 
         Args:
-            num_slices: maximum number of slices; later ones are dropped.
+            num_slices: maximum number of recorded slices; later ones are dropped.
         """
         if not self.is_spare:
             self._parts.recorder.capacity = num_slices
@@ -237,7 +238,7 @@ class LLM:
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> list[RequestOutput] | None:
-        """Generate for every prompt. Collective: every rank calls it; only rank 0's arguments count.
+        """Generate answers to every prompt. Collective: every rank calls it, but only rank 0's arguments count.
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
@@ -257,7 +258,8 @@ class LLM:
         prompts: PromptLike | list[PromptLike] | None,
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
-        """Generate as an iterator over deltas. Collective: every rank iterates; on ranks other than 0 the iterator is empty.
+        """Generate answers, and yield their deltas as they arrive. Collective: every rank iterates; on ranks other than
+        0 the iterator is empty.
 
         Leaving the loop, or closing the iterator, aborts the unfinished requests. Arguments as in ``generate``.
 
@@ -292,7 +294,8 @@ class LLM:
         pooling: str | None = None,
         normalize: bool | None = None,
     ) -> list[EmbeddingOutput] | None:
-        """Embed every prompt: one vector from its final hidden states. Collective, like ``generate``.
+        """Compute the embedding of every prompt: one vector, pooled from its final hidden states. Collective, like
+        ``generate``.
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
@@ -313,7 +316,7 @@ class LLM:
         return self.spec.pooling.finish(outputs, normalize) if outputs else outputs
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
-        """Tokenize and check a prompt (rank 0).
+        """Make an engine request from a prompt: tokenize and check it. On rank 0 only.
 
         Args:
             fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; those of a dictionary prompt take
@@ -328,7 +331,7 @@ class LLM:
         return request
 
     def check_processors(self, request: Request) -> None:
-        """Check the logits processors of a request.
+        """Check that the logits processors of a request exist and accept their values.
 
         Raises:
             UserError: a logits processor does not exist, or rejects its value.
@@ -341,34 +344,35 @@ class LLM:
         check: Callable[[], None] = lambda: None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Iterator[RequestOutput | EmbeddingOutput]:
-        """Run requests on rank 0, and yield outputs as they finish; the other ranks must ``follow``.
+        """Run requests on rank 0, and yield their outputs as they finish. The other ranks must call ``follow``.
 
         Args:
-            requests: consumed as the engine has room in its queue; None means that no request is available yet.
-            check: called every step; may raise ``Interrupted``.
+            requests: iterated over whenever the engine's queue has room; None means that no request is available yet.
+            check: called in every step; may raise ``Interrupted``.
             on_delta: called with each ``Delta`` as it is generated.
         """
         self.check_usable()
         return self._call_lock.run(self._runner.outputs(requests, check, on_delta))
 
     def end_run(self) -> list[WorkerStats]:
-        """End a run on all ranks (rank 0). Returns the stats of each rank, and writes the trace if requested."""
+        """End a run on all ranks; called on rank 0. Returns the stats of each rank, and writes the trace if requested."""
         return self._runner.end()
 
     def follow(self) -> None:
-        """Take part in rank 0's run until it ends (other ranks)."""
+        """Take part in rank 0's run until it ends; called on all other ranks."""
         self.check_usable()
         with self._call_lock.turn():
             follow_all([self])
 
     def close(self) -> None:
-        """Leave the group in order, and free weights and KV cache; collective. The LLM is unusable afterwards."""
+        """Leave the group of ranks in order, and free weights and KV cache. Collective. The LLM is unusable afterwards."""
         if not self._closed and LLM._fork_guard.is_here:
             self.unload()
             self.group.close(patient=self.is_spare)
 
     def unload(self) -> None:
-        """Free weights and KV cache, but stay in the group, whose ``end_splits`` must follow; collective."""
+        """Free weights and KV cache, but stay in the group of ranks. Collective. The group's ``end_splits`` must
+        follow."""
         with self._call_lock.turn():
             self._closed = True
             if self.is_rank0:
@@ -379,7 +383,7 @@ class LLM:
                 parts.close()
 
     def check_usable(self) -> None:
-        """Check that the LLM can be used.
+        """Check that this LLM can be used in this process.
 
         Raises:
             UserError: the LLM is closed, or this process is a fork of the one that made it.
@@ -406,7 +410,7 @@ class LLM:
     def _make_requests(
         self, prompts: Any, sampling_params: Any, *, pooling: str = "", streams: bool = False
     ) -> list[Request]:
-        """Make requests whose keys are the prompt indices; an error message names the index."""
+        """Make engine requests. Their keys are the indices of the prompts; an error message names the index."""
         requests = []
         for index, (prompt, sampling) in enumerate(pair_prompts(prompts, sampling_params)):
             try:
@@ -418,13 +422,14 @@ class LLM:
         return requests
 
     def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
-        """Collect the outputs of ``_call`` in request order; None on ranks other than 0."""
+        """Return the outputs of a call in the order of its requests; None on ranks other than 0."""
         self.check_usable()
         outputs = list(self._call_lock.run(self._call(make, run)))
         return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
 
     def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:
-        """On rank 0, make the requests of a call and yield from their run; on other ranks, follow."""
+        """Make the requests of a call on rank 0, and yield the outputs of their run; on other ranks, take part in the
+        run."""
         if not self.is_rank0:
             follow_all([self])
             return
@@ -437,7 +442,7 @@ class LLM:
 
 
 def follow_all(llms: list[LLM]) -> None:
-    """Take part in rank 0's runs of all models in ``llms`` until they end (other ranks)."""
+    """Take part in rank 0's runs of all models until they end; called on all other ranks."""
     for llm in llms:
         if llm._draft_rank is not None:
             llm._draft_rank.follow(llm._drafter.answer)

@@ -1,4 +1,4 @@
-"""make_rank0_engine: the engine of rank 0 and its executor, which commands all ranks of the group."""
+"""make_rank0_engine: makes the engine of rank 0, and the executor by which it commands all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labinfer.worker.spmd import SpmdExecutor
 
 
 def engine_spec(parts: RankRuntime) -> EngineSpec:
-    """Engine parameters from a model's layout and KV capacity; identical on every rank."""
+    """Parameters of the engine, from a model's layout and KV cache capacity. They are equal on every rank."""
     layout = parts.layout
     return EngineSpec(
         **asdict(parts.capacity.sizes),
@@ -44,12 +44,12 @@ def make_rank0_engine(
     guides: GrammarGuideMaker,
     proposer: Proposer | None,
 ) -> tuple[LLMEngine, SpmdExecutor]:
-    """Make an engine and its executor.
+    """Make the engine of a model and its executor.
 
     Args:
         parts: runtime of rank 0.
         model: index of the model in the group.
-        proposer: drafts tokens if no draft model on rank 0 or on a spare rank does.
+        proposer: drafter for speculative decoding; None without one, or if a draft model drafts.
     """
     executor = SpmdExecutor(
         parts.channel,

@@ -1,4 +1,4 @@
-"""Fingerprints of a job's options and input, compared when a job is resumed."""
+"""Fingerprints of a job's options and input, by which ``--resume`` detects changes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ ANSWERING = {
     "cache": ("kv_cache_dtype",),
     "scheduler": ("context_shift", "keep"),
 }
-"""Engine options that affect answers, by section. The layout is not among them: a job may resume on other ranks."""
+"""Names of the engine options that affect answers, by section. The layout is not among them, as a job may resume in
+another layout."""
 CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
-    """Options that affect answers, as JSON by flag; files by digest. The tokenizer is part of the model's ``Identity``."""
+    """Options that affect answers, as JSON by flag. Files are represented by digests. The tokenizer is left out: the
+    model's ``Identity`` includes it."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
     files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
     for name, path in files.items():
@@ -50,7 +52,7 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
 
 
 def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
-    """Size, digest and number of non-blank lines of an input file; ({}, None) if it is not a regular file.
+    """Size, digest and number of non-blank lines of an input file. For anything but a regular file: ({}, None).
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""BatchJob: input lines to engine requests to output lines. Runs on rank 0."""
+"""BatchJob: turns input lines into engine requests, and their results into output lines. Runs on rank 0."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from labinfer.requests.outputs import RequestOutput
 logger = logging.getLogger(__name__)
 
 MAX_REASON = 200
-"""Maximum length of an exception's text in an error record."""
+"""Maximum characters of an exception's text in an error record."""
 MAX_WARNINGS = 20
-"""Maximum warnings of a job; further ones are suppressed."""
+"""Maximum number of warnings of a job; further ones are not logged."""
 MAX_IDS = 1 << 20
-"""Maximum ids of simple lines kept to detect duplicates."""
+"""Maximum number of ids of simple lines that are remembered to detect duplicates."""
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """An input line and the outputs of its requests: one, or one per input of an embeddings line."""
+    """An input line with the outputs of its requests. There is one request, or one per input of an embeddings line."""
 
     number: int
     digest: bytes
-    """``line_digest`` of the line."""
+    """Digest of the line; see ``line_digest``."""
     parsed: ParsedLine
     outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
-    """Outputs of finished requests, by the index of the prompt in the line."""
+    """Outputs of the line's finished requests, by the index of the prompt in the line."""
 
 
 class BatchJob:
@@ -50,7 +50,7 @@ class BatchJob:
 
     Args:
         defaults: default sampling parameters.
-        model_name: ``model`` field of batch results: the model that runs, whatever a line requests.
+        model_name: value of the ``model`` field in results: the model that runs, whatever model a line requests.
         as_text: write prompts and answers as readable text instead of JSONL.
     """
 
@@ -75,7 +75,7 @@ class BatchJob:
         self._allowed_tokens = 0  # sum of ``max_tokens`` of answered lines, as far as their contexts have room
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
-        """Run to the end of the input. ``check`` may raise ``Interrupted``; finished lines are written by then."""
+        """Run the job to the end of its input. ``check`` may raise ``Interrupted``; finished lines are written by then."""
 
         def each_step() -> None:
             check()
@@ -148,12 +148,12 @@ class BatchJob:
                 yield from requests
 
     def _check_model(self, number: int, asked: str | None) -> None:
-        """Warn if a line requests another model than the one that runs."""
+        """Log a warning if a line requests another model than the one that runs."""
         if asked not in (None, self._model_name) and os.path.basename(asked) != self._base_name:
             self._warn(number, f"model {asked!r:.80} requested, using {self._model_name!r}", "model")
 
     def _comes_again(self, own_id: str | int | None) -> bool:
-        """Whether an earlier line has the ``id`` of this simple line; only the first ``MAX_IDS`` ids are checked."""
+        """Whether an earlier simple line has this ``id``. Only the first ``MAX_IDS`` ids are checked."""
         if own_id in self._ids:
             return True
         if own_id is not None and len(self._ids) < MAX_IDS:
@@ -161,22 +161,22 @@ class BatchJob:
         return False
 
     def _warn(self, number: int, text: str, kind: str) -> None:
-        """Log a warning about a line, once per ``kind``."""
+        """Log a warning about a line, unless there was one of this ``kind``."""
         if kind not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(kind)
             self._progress.close()
             logger.warning("line %d: %s (shown once)", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
-        """Write an error record for a line; ``ids`` come from ``read_ids``."""
+        """Write an error record for a line that is invalid. ``ids`` come from ``read_ids``."""
         self._write(error_record(number, *ids, message), number, digest)
         self.num_failed += 1
 
     def _write(self, record: dict[str, Any], number: int, digest: bytes, parsed: ParsedLine | None = None) -> None:
-        """Write the record of a line.
+        """Write the output record of a line.
 
         Args:
-            parsed: None for a refused line.
+            parsed: the parsed line; None if it is invalid.
         """
         if self._output.is_terminal:
             self._progress.close()  # shown again after the record
@@ -186,7 +186,7 @@ class BatchJob:
             self._output.write(record, number, digest, failed=parsed is None)
 
     def _is_done(self, number: int, digest: bytes) -> bool:
-        """Whether an earlier run has answered the line.
+        """Whether an earlier run of the job has answered the line.
 
         Raises:
             UserError: line ``number`` had another digest in that run.
@@ -199,15 +199,16 @@ class BatchJob:
         return before is not None
 
     def _first_line(self, number: int, custom_id: str | None) -> int:
-        """Number of the first line with this ``custom_id``; ``number`` itself for a new or missing one."""
+        """Number of the first line with this ``custom_id``; the line's own ``number`` if it is the first, or has no
+        ``custom_id``."""
         return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
 
     @staticmethod
     def _make_requests(llm: LLM, number: int, digest: bytes, parsed: ParsedLine) -> list[Request]:
-        """Make the requests of a line.
+        """Make the engine requests of a line.
 
         Raises:
-            UserError: one of the line's requests can never run; then none of them runs.
+            UserError: a request of the line can never run; then none of its requests is made.
         """
         if (body := parsed.embedding) is not None:
             body.check_dimensions(llm.spec.hidden_size)
@@ -228,7 +229,7 @@ class BatchJob:
 
 
 def _allowed_tokens(line: JobLine, max_model_len: int) -> int:
-    """Maximum output tokens of all answers of a line; 0 for embeddings."""
+    """Maximum output tokens of all answers of a line together; 0 for embeddings."""
     outputs = [output for output in line.outputs.values() if isinstance(output, RequestOutput)]
     sampling = line.parsed.sampling
     rooms = (max_model_len - len(output.prompt_token_ids) for output in outputs)

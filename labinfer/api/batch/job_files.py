@@ -1,4 +1,4 @@
-"""JobFiles: the files that rank 0 reads and writes, opened before the heavy imports and the model."""
+"""JobFiles: the files of a job, which rank 0 opens before heavy imports and before it loads the model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from labinfer.base.sampling_params import SamplingParams
 from labinfer.observe.output_file import OutputFile
 
 QUICK_BYTES = 256 << 20
-"""Maximum size of a file that is hashed within the time that ranks wait for each other, on any disk."""
+"""Maximum size in bytes of an input file that can be hashed, even on a slow disk, while the other ranks wait for rank 0
+to join."""
 
 
 def open_quickly(job: JobOptions) -> bool:
-    """Whether a job's files open at once: a pipe blocks until its writer comes, and hashing a long file takes time."""
+    """Whether the files of a job can be opened without delay: opening a pipe blocks until its writer comes, and hashing
+    a long file takes time."""
     for path in filter(None, (job.input, job.output)):
         with contextlib.suppress(OSError):  # opening the file reports the error
             status = os.stat(path)
@@ -32,20 +34,21 @@ def open_quickly(job: JobOptions) -> bool:
 
 @dataclass(frozen=True)
 class JobFiles:
-    """Input, output and report of a job."""
+    """Input, output and report files of a job."""
 
     reader: JsonlReader | None
     output: JobOutput
     report: OutputFile | None
     num_lines: int | None
-    """Number of input lines; None for a pipe."""
+    """Number of non-blank input lines; None if the input is not a regular file."""
 
     @classmethod
     def open(cls, job: JobOptions, options: EngineOptions, sampling: SamplingParams) -> JobFiles:
         """Open the files of a job.
 
         Raises:
-            UserError: a file cannot be read or written, is given twice, or has content that the job would overwrite.
+            UserError: a file cannot be read or written, is named by two options, or has content that the job would
+                overwrite.
         """
         reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
         others = {"--input": job.input, "--trace": options.observe.trace}

@@ -1,4 +1,4 @@
-"""JobOutput: the output lines of a job, journaled if they go to a file, so that the job can be resumed."""
+"""JobOutput: writes the output lines of a job. For a file, a journal is kept, so that the job can be resumed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class JobOutput:
-    """The output file of a job, or standard output, and its journal.
+    """The output of a job (a file with a journal, or standard output).
 
     Args:
-        others: other files of the run, by option.
-        given: inputs that the answers depend on besides the model, by kind and name; ``--resume`` refuses a difference.
+        others: other files of the run, by the option that names them.
+        given: values that the answers depend on in addition to the model, by kind (input, options) and name;
+            ``--resume`` refuses any difference.
 
     Raises:
         UserError: the output cannot be written, has answers of an earlier run that would be overwritten, or cannot be resumed.
@@ -55,7 +56,7 @@ class JobOutput:
             on_error.pop_all()
 
     def begin(self, model: Identity) -> None:
-        """Begin to write: append when resuming, otherwise to an empty file.
+        """Start writing: append if the job is resumed, otherwise empty the file.
 
         Raises:
             UserError: the job was begun with another model.
@@ -86,7 +87,7 @@ class JobOutput:
         self._file.write(text)
 
     def write(self, record: dict[str, Any], number: int, digest: bytes = b"", failed: bool = False) -> None:
-        """Write the output line of input line ``number`` with its ``line_digest``.
+        """Write the output line of input line ``number``, and its record in the journal.
 
         Raises:
             UserError: writing failed; the lines written before are complete.
@@ -105,7 +106,7 @@ class JobOutput:
         return OutputFile(self._path or STANDARD, "--output", self._others)
 
     def _check_empty(self, wants_more: bool) -> None:
-        """Check that the output is empty.
+        """Check that the output file has no answers yet.
 
         Raises:
             UserError: the output has answers of an earlier run.
@@ -127,7 +128,7 @@ class JobOutput:
             entries.pop()
 
     def _check_model(self, model: Identity) -> None:
-        """Compare ``model`` with the model of the earlier run.
+        """Check that ``model`` is the model of the earlier run.
 
         Raises:
             UserError: the job was begun with another model.
@@ -147,11 +148,11 @@ class JobOutput:
 
     @property
     def _end(self) -> int:
-        """Length of the journaled part of the output, in bytes."""
+        """Length in bytes of the output up to its last journaled line."""
         return self._journal.entries[-1].end if self._journal.entries else 0
 
     def _cut(self) -> None:
-        """Truncate output and journal to their last complete entry."""
+        """Truncate output and journal after their last complete entry."""
         self._journal.cut()
         self._file.cut(self._end)
 
@@ -159,8 +160,8 @@ class JobOutput:
         return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
 
     def _leave_out_failed(self) -> None:
-        """Rewrite output and journal without the failed lines. The journal is replaced first, and names the file that becomes the output;
-        if the process dies in between, the next run completes the replacement."""
+        """Rewrite output and journal without the lines that have failed. The journal is replaced first; it names the
+        new output file. If the process dies in between, the next run completes the replacement."""
         if not any(entry.failed for entry in self._journal.entries):
             return
         header, begin, end = dict(self._journal.header), 0, 0
@@ -189,7 +190,7 @@ class JobOutput:
 
 
 def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Compare options or input with those of the earlier run.
+    """Refuse to resume with options or an input that differ from those of the earlier run.
 
     Raises:
         UserError: a value differs; the message names the first one.

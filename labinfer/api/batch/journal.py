@@ -1,9 +1,9 @@
 """Journal of a job: a file next to its output that records which input lines have an output line, and where each output line ends.
 
-It has a header (a line of JSON) and a record of 32 bytes per output line, written after the line. Whenever the process dies,
-the output up to the end given by the last complete record holds exactly the recorded lines; the next run truncates the rest
-and computes it again. Both files are in the page cache once written: a killed process loses nothing, a power loss may cost
-the last seconds of both.
+It has a header (a line of JSON) and a record of 32 bytes per output line, written after the line. Whenever the process
+dies, the output up to the position in the last complete record consists of exactly the recorded lines. The next run
+truncates the rest, and computes it again. Written data are in the operating system's page cache: a killed process loses
+nothing, a power failure may lose the last seconds of both files.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 FORMAT = 2
-"""Version of the header and record format."""
+"""Version of the journal's format."""
 SUFFIX = ".journal"
 MAKE_ROOM = "results written so far are complete: free some disk space, then use --resume"
 DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
-"""Number of the input line, end of its output line in bytes, digest of the input line, whether it failed."""
+"""Fields of a record: number of the input line, end of its output line in bytes, digest of the input line, and whether
+it failed."""
 CHECKSUM = struct.Struct("<I")
 """CRC-32 checksum of a record's fields, stored after them."""
 RECORD_BYTES = FIELDS.size + CHECKSUM.size
@@ -40,23 +41,23 @@ def line_digest(line: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalEntry:
-    """Record of an input line that has an output line."""
+    """A record of the journal: an input line that has an output line."""
 
     number: int
     """Number of the input line, from 1."""
     end: int
-    """End of the output line, in bytes of the output."""
+    """Position in the output at which the line's output ends, in bytes."""
     digest: bytes
     """``line_digest`` of the input line."""
     failed: bool
-    """Whether the output line is an error."""
+    """Whether the output line is an error record."""
 
 
 class Journal:
     """The open and locked journal of an output file.
 
     Args:
-        reads: whether to read an earlier run's records; otherwise they are ignored.
+        reads: whether to read the records of an earlier run; otherwise they are ignored.
 
     Raises:
         UserError: the journal cannot be opened, is locked by another run, or is not a journal.
@@ -90,7 +91,7 @@ class Journal:
             raise
 
     def begin(self, header: dict[str, Any]) -> None:
-        """Replace the content with a header and no records."""
+        """Replace the journal's content by a header without records."""
         self.header, self.entries = header, []
         os.ftruncate(self._fd, 0)
         line = _header_line(header)
@@ -106,7 +107,7 @@ class Journal:
         self._write(_record(entry))
 
     def replace(self, header: dict[str, Any], entries: list[JournalEntry]) -> None:
-        """Atomically replace header and records.
+        """Replace header and records atomically.
 
         Raises:
             OSError: writing failed; the old content remains.
@@ -127,7 +128,7 @@ class Journal:
         os.ftruncate(self._fd, self._header_bytes + RECORD_BYTES * len(self.entries))
 
     def close(self) -> None:
-        """Unlock and close the journal; remove it if it is empty."""
+        """Unlock and close the journal. An empty journal is removed."""
         if os.fstat(self._fd).st_size == 0:
             Path(self.path).unlink(missing_ok=True)
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Options of prompts and jobs."""
+"""Options of ``generate``: prompts on the command line, or a JSONL job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JobProgress: progress of a job, as a live line for people or as JSON lines for programs."""
+"""JobProgress: progress of a job on standard error, as a live line for people or as JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.engine.llm_engine import EngineLoad
 from labinfer.observe.progress_line import ProgressLine
 
 JSONL_SECONDS = 1.0
-"""Minimum interval of JSON lines."""
+"""Minimum seconds between two JSON lines."""
 
 
 class JobProgress:
@@ -41,7 +41,7 @@ class JobProgress:
 
     @property
     def is_for_machines(self) -> bool:
-        """Whether progress is printed as JSON lines; the last line is the final count."""
+        """Whether progress is printed as JSON lines, the last of which has the final counts."""
         return self._form == "jsonl"
 
     def due(self) -> bool:
@@ -60,12 +60,13 @@ class JobProgress:
         generated_tokens: int,
         load: EngineLoad,
     ) -> None:
-        """Show the progress. Counts are those of this run; ``num_done`` includes ``num_failed``.
+        """Show the progress. All counts are of this run; ``num_done`` includes ``num_failed``.
 
         Args:
-            output_tokens: tokens of answered lines.
+            output_tokens: output tokens of answered lines.
             allowed_tokens: sum of ``max_tokens`` of answered lines.
-            generated_tokens: tokens of answered and running lines: long answers may run for minutes before the first finishes.
+            generated_tokens: output tokens of answered and running lines: long answers may run for minutes before one
+                finishes.
         """
         self._last = self._clock()
         seconds = max(self._last - self._begin, 1e-9)

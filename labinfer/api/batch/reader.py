@@ -1,4 +1,4 @@
-"""JsonlReader: numbered input lines of a job."""
+"""JsonlReader: reads the lines of a job's input, with their numbers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from labinfer.observe.output_file import STANDARD
 STANDARD_INPUT = 0
 MAX_LINES_AHEAD = 1024
 MAX_BYTES_AHEAD = 1 << 26
-"""Limits of the read-ahead; one line is always read."""
+"""Maximum bytes, and lines, that are read ahead; one line is always read."""
 CHUNK_BYTES = 1 << 16
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LongLine(NamedTuple):
-    """A line above the maximum length; its text is dropped."""
+    """A line that exceeds the maximum length; its text is dropped."""
 
     num_bytes: int
 
 
 class JsonlReader:
-    """Numbered lines of a file, or of standard input for ``-``. Empty lines are skipped.
+    """Reads numbered lines from a file, or from standard input for ``-``. Empty lines are skipped.
 
     A pipe may be fed by a program that waits for answers before it sends more. Therefore a thread reads any input that is not a
     regular file, and the iterator yields None if no line is available yet.
@@ -38,7 +38,7 @@ class JsonlReader:
         max_line_bytes: maximum length of a line, including its line feed.
 
     Raises:
-        UserError: the file cannot be opened; raised while iterating if it cannot be read.
+        UserError: the file cannot be opened. If it cannot be read, the error is raised during the iteration.
     """
 
     def __init__(self, path: str, max_line_bytes: int):
@@ -75,12 +75,13 @@ class JsonlReader:
             raise self._refusal(error) from None
 
     def close(self) -> None:
-        """Close a regular file. A pipe stays open for its thread."""
+        """Close a regular file. A pipe remains open, as its thread may be blocked in a read."""
         if self._arrived is None and self._fd != STANDARD_INPUT:
             os.close(self._fd)
 
     def _lines(self) -> Iterator[bytes | LongLine]:
-        """Lines with their line feed. Reads with ``os.read``, so that a blocked thread does not prevent the exit."""
+        """Yield lines with their line feed. They are read by ``os.read``, so that a thread blocked in a read does not
+        prevent the exit."""
         line, length = bytearray(), 0  # the incomplete line; its text is dropped once it is too long
         while chunk := os.read(self._fd, CHUNK_BYTES):
             for piece in LINE.findall(chunk):

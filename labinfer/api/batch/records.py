@@ -1,4 +1,4 @@
-"""Output lines of a job: our simple format, and OpenAI's batch output format for batch lines."""
+"""Output lines of a job: LABInfer's simple format, or OpenAI's batch output format for batch lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labinfer.text.tokenizer import Tokenizer
 def result_record(
     number: int, line: ParsedLine, output: RequestOutput, model: str, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Output record of a finished request; ``number`` is its input line's."""
+    """Output record of a finished request. ``number`` is the number of its input line."""
     if line.prompt_alone:
         output = without_tokens(output)
     echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
@@ -69,17 +69,17 @@ def result_record(
 
 
 def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutput], model: str) -> dict[str, Any]:
-    """Output record of an embeddings line, with ``outputs`` in input order."""
+    """Output record of an embeddings line. ``outputs`` are in the order of its inputs."""
     body = embedding_list(outputs, model, line.embedding.encoding_format)
     return _batch_record(number, line.custom_id, 200, body)
 
 
 def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None) -> str:
-    """Readable form of an output record: the prompt and its answers.
+    """Output record as readable text: the prompt and its answers.
 
     Args:
         number: number of the input line.
-        line: None for a refused line.
+        line: the parsed line; None if it is invalid.
     """
     body = record["response"]["body"] if "response" in record else record
     if line is None:
@@ -92,14 +92,14 @@ def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None
 
 
 def _question(line: ParsedLine) -> str:
-    """Readable form of a prompt: of a conversation, its last message."""
+    """Prompt of a line as readable text; of a conversation, only its last message."""
     if isinstance(line.prompt, ChatPrompt):
         return str(line.prompt.messages[-1].get("content", "")) if line.prompt.messages else ""
     return line.prompt.text if isinstance(line.prompt, TextPrompt) else f"{len(line.prompt.token_ids)} token ids"
 
 
 def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
-    """Prompt text as given, or decoded if it was given as messages or token ids."""
+    """Text of a line's prompt: as given, or decoded if it was given as messages or token ids."""
     if isinstance(line.prompt, TextPrompt):
         return line.prompt.text
     return tokenizer.decode(output.prompt_token_ids) if tokenizer else ""
@@ -125,7 +125,7 @@ def _simple_answer(completion: Completion, message: ChatMessage | None, echoed: 
 
 
 def error_record(number: int, custom_id: str | None, own_id: str | int | None, message: str) -> dict[str, Any]:
-    """Output record of a refused input line."""
+    """Output record of an input line that is invalid."""
     text = f"line {number}: {message}"
     if custom_id is None:
         return {

@@ -9,8 +9,8 @@ from labinfer.engine.llm_engine import EngineLoad, RunningAnswer
 class TimeLeft:
     """Estimates the time until a job ends, from its finished and running answers.
 
-    A job ends no sooner than its longest answer: one that runs alone at the end takes its remaining tokens at its own speed, whatever
-    the throughput was before.
+    A job does not end before its longest answer. An answer that runs alone at the end generates its remaining tokens at
+    its own speed, whatever the job's throughput was before.
 
     Args:
         clock: monotonic time in seconds.
@@ -31,14 +31,14 @@ class TimeLeft:
         generated_tokens: int,
         load: EngineLoad,
     ) -> float | None:
-        """Seconds until all lines are done; None as long as no token is generated.
+        """Estimate the seconds until all lines are done. None until the first token is generated.
 
         Args:
             num_lines_left: lines that are running, waiting, or unread.
             num_answered: lines that were answered in this run.
-            output_tokens: tokens of answered lines.
+            output_tokens: output tokens of answered lines.
             allowed_tokens: sum of ``max_tokens`` of answered lines.
-            generated_tokens: tokens of answered and running lines.
+            generated_tokens: output tokens of answered and running lines.
         """
         now = self._clock()
         self._started = {answer.seq_id: self._started.get(answer.seq_id, self._last) for answer in load.running_answers}
@@ -58,10 +58,11 @@ class TimeLeft:
 
 
 def _remaining_tokens(answer: RunningAnswer, used: float) -> float:
-    """Expected tokens until an answer ends.
+    """Expected number of tokens that a running answer will still generate.
 
     Args:
-        used: fraction of ``max_tokens`` that answered lines used. An answer that is longer already is expected to double.
+        used: fraction of ``max_tokens`` that answered lines have used. An answer that is longer than that already is
+            expected to double its length.
     """
     expected = used * answer.max_tokens
     if answer.num_tokens < expected:
