@@ -1,4 +1,4 @@
-"""DraftFigures: acceptance and cost of drafted tokens, from the counters of a scheduler."""
+"""DraftFigures: acceptance and cost of drafted tokens (speculative decoding), from the counters of a scheduler."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from labinfer.observe.table import format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class DraftFigures:
-    """Speculative decoding in a run. Times in seconds."""
+    """Counts and times of speculative decoding in a run. Times are in seconds."""
 
     drafts: int
-    """Verified drafts, each of one sequence."""
+    """Number of verified drafts. Each belongs to one sequence and one step."""
     continued: int
-    """Drafts that were sent behind an unverified draft of their sequence."""
+    """Number of drafts that were sent for verification while an earlier draft of their sequence was unverified."""
     drafted: int
     accepted: int
     drafted_by_place: list[int]
-    """Drafted tokens by position in the draft; tokens after a rejected one count as rejected."""
+    """Number of drafted tokens at each position in the draft. Tokens after a rejected one count as rejected."""
     accepted_by_place: list[int]
     draft_seconds: float
-    """Time of the drafter, which blocks rank 0."""
+    """Time that the drafter took; rank 0 is blocked meanwhile."""
     saved_seconds: float
-    """Estimated time of the steps that accepted tokens saved, less the cost of drafts; 0 without step times from the start."""
+    """Estimated time of the steps that accepted tokens made unnecessary, minus the cost of drafts. 0 if no step times
+    were measured at the start."""
     failures: int
 
     @classmethod
     def read(cls, counts: Counter[str]) -> DraftFigures:
-        """Figures from ``engine.drafts.Drafts.counts``."""
+        """Read the figures from the counters ``engine.drafts.Drafts.counts``."""
         places = list(itertools.takewhile(lambda place: counts[f"drafted_{place}"], itertools.count()))
         return cls(
             drafts=counts["drafts"],
@@ -50,11 +51,11 @@ class DraftFigures:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens that a step with a draft gave its sequence."""
+        """Mean number of tokens per sequence and step with a draft."""
         return (self.drafts - self.continued + self.accepted) / self.drafts if self.drafts else 1.0
 
     def as_dict(self) -> dict:
-        """The figures as a JSON object."""
+        """All figures as a JSON object."""
         return {
             "drafts": self.drafts,
             "continued": self.continued,
@@ -68,7 +69,7 @@ class DraftFigures:
         }
 
     def describe(self) -> str:
-        """The figures in one line."""
+        """Describe the figures in one line."""
         text = "no tokens were drafted"
         if self.drafts:
             shares = " ".join(f"{100 * share:.0f}" for share in self.acceptance())

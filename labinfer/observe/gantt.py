@@ -1,4 +1,4 @@
-"""Gantt: when every rank worked on some steps of a run, and each rank's busy fraction."""
+"""Gantt: chart of the work of every rank on some steps of a run, with each rank's busy fraction."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from labinfer.base.errors import UserError
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, Slice, Track
 
 NUM_STEPS = 30
-"""Steps of a chart: on the width of a page, 30 bars have room for their numbers."""
+"""Number of steps in a chart: at the width of a page, 30 bars have room for their numbers."""
 KINDS = ("prefill", "decode", "mixed")
 """Kinds of micro-batches: prompt tokens only, decode tokens only, or both."""
 BUSY_SLICES = ("prepare", *MODEL_SLICES)
-"""Names of slices in which a rank computes, as counted by ``WorkerStats.busy_time``."""
+"""Names of the slices that count as work of a rank, as in ``WorkerStats.busy_time``."""
 
 
 class Bar(NamedTuple):
-    """A rank's work on one micro-batch, until it waits or switches to another one. Times in nanoseconds."""
+    """Uninterrupted work of a rank on one micro-batch. Times are in nanoseconds."""
 
     begin: int
     end: int
@@ -35,35 +35,35 @@ class Row:
     stage: int
     tp_rank: int
     bars: list[Bar]
-    """Bars of all steps within the chart's time, clipped to it."""
+    """Bars of all steps, clipped to the chart's time."""
     waits: list[tuple[int, int]]
-    """Begin and end of each wait for others."""
+    """Begin and end of each wait for other ranks."""
     busy: float
-    """Fraction of the time inside bars; the rest is the bubble."""
+    """Fraction of the chart's time that bars cover; the rest is the bubble."""
 
 
 @dataclass(frozen=True)
 class Gantt:
-    """A chart from the begin of its first step on any rank to the end of its last step."""
+    """A chart of consecutive steps, from the begin of the first step on any rank to the end of the last one."""
 
     steps: Sequence[int]
-    """Ids of the steps."""
+    """Ids of the chart's steps."""
     duration: int
     """Duration of the chart in nanoseconds."""
     rows: list[Row]
     """One row per rank, sorted by stage and rank."""
     num_tokens: dict[str, tuple[int, int]]
-    """Minimum and maximum tokens of a step, for each kind that occurs."""
+    """Minimum and maximum number of tokens of a step, for each kind of micro-batch in the chart."""
 
 
 def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
-    """Chart the middle ``NUM_STEPS`` of the measured steps that every rank has recorded.
+    """Make a chart of the middle ``NUM_STEPS`` of the measured steps, among those that every rank has recorded.
 
     Args:
         measured: ids of the measured steps.
 
     Raises:
-        UserError: no measured step was recorded by every rank, as the recorders were full before.
+        UserError: no measured step was recorded by every rank, as the recorders were full by then.
     """
     tracks = sorted(tracks, key=lambda track: (track.stage, track.rank))
     recorded = set.intersection(*({slice.step_id for slice in track.slices if slice.name == "run"} for track in tracks))
@@ -83,10 +83,10 @@ def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
 
 
 def make_bars(slices: Iterable[Slice]) -> list[Bar]:
-    """Merge a rank's consecutive work slices on one micro-batch into bars.
+    """Merge consecutive work slices of a rank on one micro-batch into bars.
 
     Args:
-        slices: sorted by time, as the bars will be.
+        slices: slices sorted by time; the bars have the same order.
     """
     bars: list[Bar] = []
     goes_on = False
@@ -103,7 +103,7 @@ def make_bars(slices: Iterable[Slice]) -> list[Bar]:
 
 
 def micro_batch_kind(slice: Slice) -> str:
-    """Kind of a slice's micro-batch, one of ``KINDS``."""
+    """Kind of the micro-batch that a slice belongs to, one of ``KINDS``."""
     if slice.num_decodes == slice.num_tokens:
         return "decode"
     return "mixed" if slice.num_decodes else "prefill"

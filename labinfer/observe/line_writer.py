@@ -1,4 +1,4 @@
-"""LineWriter: writes log lines in a thread of its own, so that callers never block."""
+"""LineWriter: writes log lines in its own thread, so that callers never block."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import threading
 import time
 
 MAX_LINES = 10_000
-"""Maximum lines in the queue; further lines are lost."""
+"""Maximum number of queued lines; further lines are lost."""
 CLOSE_SECONDS = 1.0
-"""Timeout for writing the last lines."""
+"""Maximum seconds that ``close`` waits until queued lines are written."""
 
 
 class LineWriter:
-    """A stream that never blocks an event loop. Standard error may be unread for long, as when its launcher is stopped or its terminal
-    is held (Ctrl-S). The pipe is then full after some hundred lines, and blocks its writers.
+    """A stream for log lines that never blocks an event loop. Standard error may stay unread for long, for example if
+    the launcher is stopped, or its terminal is paused (Ctrl-S). The pipe to it is then full after some hundred lines,
+    and blocks every writer.
 
     Args:
         descriptor: file descriptor to write to.
@@ -28,7 +29,7 @@ class LineWriter:
         threading.Thread(target=self._write_lines, name="log", daemon=True).start()
 
     def write(self, text: str) -> None:
-        """Enqueue a whole line."""
+        """Enqueue ``text``, one or more whole lines."""
         try:
             self._lines.put_nowait(text)
         except queue.Full:

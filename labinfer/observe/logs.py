@@ -8,7 +8,7 @@ from labinfer.base.standard_error import StandardErrorHandler
 
 
 def set_up_logging(rank: int, level: str) -> None:
-    """Log to standard error: rank 0 from ``level`` on, other ranks only warnings."""
+    """Log to standard error: rank 0 all messages of ``level`` and above, other ranks only warnings."""
     handler = StandardErrorHandler()
     handler.setFormatter(
         logging.Formatter("labinfer: %(message)s" if rank == 0 else f"labinfer: rank {rank}: %(message)s")

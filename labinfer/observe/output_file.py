@@ -20,12 +20,12 @@ STANDARD_OUTPUT = 1
 class OutputFile:
     """A file to write to, or standard output for ``-``.
 
-    Writes are unbuffered: a killed process leaves only whole lines. The file's earlier content is kept until ``begin``, so that a job
-    that never starts destroys nothing.
+    Writes are unbuffered: a killed process leaves only whole lines. The file's earlier content is kept until ``begin``,
+    so that a job that fails to start destroys nothing.
 
     Args:
-        flag: option that named the file, for errors.
-        others: other files of the run, by the option that named them; the file must not be one of them.
+        flag: option that names the file, for error messages.
+        others: other files of the run, by the option that names them; this file must not be one of them.
 
     Raises:
         UserError: the file cannot be written, or is one of ``others``.
@@ -59,7 +59,7 @@ class OutputFile:
         return os.isatty(self._fd)
 
     def begin(self) -> None:
-        """Empty the file of an earlier run's content."""
+        """Discard the earlier content of the file."""
         self.cut(0)
 
     def cut(self, num_bytes: int) -> None:
@@ -77,10 +77,10 @@ class OutputFile:
         return os.fstat(self._fd).st_size
 
     def write(self, text: str) -> None:
-        """Write all of ``text``; if that fails, a regular file keeps none of it.
+        """Write all of ``text``. If that fails, a regular file is restored to its previous length.
 
         Raises:
-            Interrupted: the reader of standard output, such as ``head``, wants no more; as by SIGPIPE.
+            Interrupted: the reader of standard output, such as ``head``, has closed it; corresponds to SIGPIPE.
             UserError: the text could not be written.
         """
         view = memoryview(text.encode("utf-8", errors="replace"))
@@ -107,10 +107,11 @@ class OutputFile:
 
 
 def tell_written(*paths: str) -> None:
-    """Tell the user which files were written, one line each.
+    """Log the names of the files that were written, one line each.
 
     Args:
-        paths: values of options; empty for an option that was not given, ``-`` for standard output.
+        paths: values of options that name files. Empty values (option not given) and ``-`` (standard output) are
+            skipped.
     """
     for path in paths:
         if path not in ("", STANDARD):

@@ -1,4 +1,4 @@
-"""ProgressLine: a line that is overwritten on a terminal, or an occasional plain line elsewhere (mpirun, logs)."""
+"""ProgressLine: a progress text that is updated in place on a terminal; elsewhere (mpirun, logs) an occasional plain line."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from labinfer.base.standard_error import is_terminal, terminal_columns, write_er
 from labinfer.observe.table import display_width
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
-"""Minimum time between two updates, on a terminal and elsewhere."""
+"""Minimum seconds between two updates: on a terminal, and elsewhere."""
 START_SECONDS = 1.5
-"""Minimum time between two plain lines while ranks start, as a user is waiting."""
+"""Minimum seconds between two plain lines while ranks start, as a user is waiting."""
 TICK_SECONDS = 0.5
-"""Interval of a ``Ticker``."""
+"""Seconds between two updates of a ``Ticker``."""
 DEFAULT_COLUMNS = 80
-"""Assumed width of a terminal that reports none."""
+"""Assumed width in columns of a terminal that does not report its width."""
 
 
 class ProgressLine:
-    """A progress text on a stream. On a terminal it fits into one row: ``\\r`` overwrites the last row of a text only.
+    """A progress text on a stream. On a terminal it must fit into one row, as ``\\r`` only returns to the beginning of
+    the last row.
 
     Args:
         stream: standard error by default.
-        plain_seconds: minimum time between two lines if ``stream`` is no terminal; doubles up to ``PLAIN_SECONDS``, as a few lines
-            show that work goes on.
-        at_once: whether the first update is due at once if ``stream`` is no terminal.
+        plain_seconds: minimum seconds between two lines if ``stream`` is not a terminal. The interval doubles up to
+            ``PLAIN_SECONDS``, as a few lines show that work goes on.
+        at_once: whether the first update is due at once if ``stream`` is not a terminal.
     """
 
     def __init__(self, stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS, at_once: bool = False):
@@ -39,7 +40,8 @@ class ProgressLine:
         self._width = 0
 
     def due(self) -> bool:
-        """Whether enough time has passed since the last update, or else since the first call; check before composing a text."""
+        """Whether an update is due: enough time has passed since the last update, or since the first call. Check it
+        before composing a text."""
         now = time.monotonic()
         if self._last_time is None:
             self._last_time = now
@@ -49,8 +51,8 @@ class ProgressLine:
         """Show ``text`` and ``ending`` now.
 
         Args:
-            text: parts separated by commas, the most important one first: on a narrow terminal the last parts are left out.
-            ending: end of the line; never left out.
+            text: parts separated by commas, the most important first: on a narrow terminal the last ones are left out.
+            ending: text at the end of the line that is never left out.
         """
         self._last_time = time.monotonic()
         if not self._live:
@@ -64,19 +66,20 @@ class ProgressLine:
         self._width = width
 
     def close(self) -> None:
-        """Clear a live line, so that the next text starts on an empty line."""
+        """Clear the live line on a terminal, so that the next text starts on an empty line."""
         if self._width:
             write_error("\r" + " " * min(self._width, self._columns()) + "\r", self._stream)
             self._width = 0
 
     def _columns(self) -> int:
-        """Columns that a line may take: all but the last one, in which some terminals begin a new row. Asked anew for each line, as a
-        user may resize the terminal."""
+        """Columns that a line may use: all but the last one, after which some terminals begin a new row. Read again for
+        each line, as a user may resize the terminal."""
         return max(1, (terminal_columns(self._stream) or DEFAULT_COLUMNS) - 1)
 
 
 def fit_parts(text: str, columns: int) -> str:
-    """As many comma-separated parts of ``text`` as fit into ``columns``; if the first one does not fit, its beginning and ``…``."""
+    """Shorten ``text`` to as many of its comma-separated parts as fit into ``columns``. If not even the first fits, it
+    is cut off with ``…``."""
     parts = text.split(", ")
     while len(parts) > 1 and display_width(", ".join(parts)) > columns:
         parts.pop()
@@ -89,10 +92,11 @@ def fit_parts(text: str, columns: int) -> str:
 
 
 class Ticker:
-    """A progress line with elapsed seconds, updated by a thread: for work that reports no progress, such as imports.
+    """A progress line with the elapsed seconds, updated by a thread. For work that reports no progress, such as
+    imports.
 
     Args:
-        describe: returns the text; called in the thread, may be replaced.
+        describe: returns the text. It is called in the thread, and may be replaced at any time.
         plain_seconds: see ``ProgressLine``.
     """
 
@@ -119,7 +123,8 @@ class Ticker:
 
 @contextmanager
 def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows how many C++ files are compiled, given done and total; shows nothing unless called."""
+    """Context with a function that shows how many C++ files are compiled: ``show(done, total)``. Nothing is shown until
+    it is called."""
     line, begin = ProgressLine(stream, at_once=True), time.monotonic()
 
     def show(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Recorder: records a rank's steps as named time slices."""
+"""Recorder: records what a rank does as named slices (intervals) of its time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from labinfer.base.rank_stats import Slices
 from labinfer.base.tracer import Tracer
 
 CAPACITY = 200_000
-"""Maximum slices of a rank in a run: over 10,000 steps, in 10 MB."""
+"""Maximum number of slices of a rank in a run: enough for over 10,000 steps, in 10 MB."""
 FIELDS = 6
-"""Integers per slice; see ``Slices``."""
+"""Number of integers per slice; see ``Slices``."""
 NO_STEP = (-1, 0, 0)
-"""Step id, tokens and decode tokens of a slice outside any step."""
+"""Step id, number of tokens, and number of decode tokens for a slice outside any step."""
 
 
 class Recorder(Tracer):
-    """Slices of a rank, up to ``capacity``; later slices are only counted. Work on an accelerator may end after the slice that launched
-    it.
+    """Records slices of a rank, up to ``capacity``; later slices are only counted. A slice that launches work on an
+    accelerator may end before that work does.
 
     Args:
         capacity: maximum number of slices; 0 records nothing, at almost no cost.
@@ -49,7 +49,7 @@ class Recorder(Tracer):
         )  # a single call: another thread sees all of the slice, or nothing
 
     def take(self) -> Slices | None:
-        """Slices since the last call, which may come from another thread; None while ``capacity`` is 0."""
+        """Return the slices since the last call; None while ``capacity`` is 0. May be called from another thread."""
         taken = self._numbers[:]
         del self._numbers[: len(taken)]  # other slices may have been added meanwhile
         num_dropped = self._num_dropped - self._num_dropped_taken

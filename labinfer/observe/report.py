@@ -1,4 +1,4 @@
-"""RunReport: figures of a run, and the table at its end."""
+"""RunReport: counts and times of a run, and the table that is printed at its end."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ RANK_HEADER = (
 
 @dataclass(kw_only=True)
 class RunReport:
-    """Counts and times of a run, updated while it runs. Times in seconds."""
+    """Counts and times of a run, updated while it runs. Times are in seconds."""
 
     num_finished: int = 0
     num_failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     generated_tokens: int = 0
-    """Tokens of all answers so far, unfinished ones included."""
+    """Output tokens of all answers so far, including unfinished ones."""
     counts: Counter[str] = field(default_factory=Counter)
     """Counters of the scheduler: ``preemptions``; ``swaps``, preemptions by swapping; ``looked_up``, tokens of requests at each
     admission; ``found``, prefix-cache hits among these tokens; and counters of drafts (see ``DraftFigures``)."""
@@ -51,7 +51,7 @@ class RunReport:
     workers: Sequence[WorkerStats] = ()
 
     def bubble(self, worker: WorkerStats) -> float:
-        """Fraction of the run in which a rank did not compute."""
+        """Fraction of the run in which a rank did not compute (pipeline bubble)."""
         return max(0.0, 1.0 - worker.busy_time / self.wall_time) if self.wall_time else 0.0
 
     @property
@@ -64,11 +64,12 @@ class RunReport:
         return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Tokens routed to each expert, by layer."""
+        """Number of tokens routed to each expert, by layer."""
         return {layer: tokens for worker in self.workers for layer, tokens in sorted(worker.expert_tokens.items())}
 
     def time_shares(self) -> dict[str, float]:
-        """Fraction of rank 0's recorded time by name of trace slice, the largest first; empty without a recording."""
+        """Fraction of rank 0's recorded time for each name of a trace slice, the largest first; empty if nothing was
+        recorded."""
         slices = self.workers[0].slices if self.workers else None
         times = own_times(read_slices(slices)) if slices else Counter()
         return {name: time / times.total() for name, time in times.most_common() if time}
@@ -105,7 +106,7 @@ class RunReport:
         }
 
     def summary(self) -> str:
-        """The report in one line."""
+        """Summary of the run in one line."""
         first, count = self.time_to_first_token, self.output_tokens
         what = f"{count} token{'s' * (count != 1)} in {format_seconds(self.wall_time)}"
         if count and self.wall_time:
@@ -115,7 +116,7 @@ class RunReport:
         return f"{answers}{what}; {prompts}"
 
     def format(self) -> str:
-        """The report as text: figures of the run, then a table of its ranks."""
+        """Format the report as text: counts and times of the run, then a table of its ranks."""
         wall = self.wall_time or float("nan")
         rows = [
             ("requests", f"{self.num_finished} finished, {self.num_failed} failed"),
@@ -173,17 +174,17 @@ class RunReport:
         return f"{text}\n\n{format_table(RANK_HEADER, ranks)}"
 
     def _describe_waits(self, worker: WorkerStats) -> str:
-        """Causes of a rank's bubble, as shares of the run, the largest first."""
+        """Describe what a rank waited for, in percent of the run, the longest first."""
         shares = [(seconds / self.wall_time, name) for name, seconds in worker.waits.items() if self.wall_time]
         shown = [f"{name} {100 * share:.1f} %" for share, name in sorted(shares, reverse=True) if share >= 0.0005]
         return ", ".join(shown) or "-"
 
 
 def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
-    """A line on how evenly the experts of a mixture were used.
+    """Describe in one line how evenly tokens were routed to the experts.
 
     Args:
-        loads: tokens routed to each expert, by layer.
+        loads: number of tokens routed to each expert, by layer.
     """
     peaks = {layer: max(tokens) * len(tokens) / sum(tokens) for layer, tokens in loads.items() if any(tokens)}
     if not peaks:
@@ -198,7 +199,7 @@ def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
 
 
 def describe_reads(ranks: Sequence[ExpertReads]) -> str:
-    """Hit rate of the experts in memory, and the cost of the misses."""
+    """Describe the hit rate of the expert cache, and the cost of its misses."""
     hits, misses = sum(reads.hits for reads in ranks), sum(reads.misses for reads in ranks)
     share = f"{100 * hits / (hits + misses):.1f} % of {hits + misses}" if hits + misses else "no expert was used"
     size, stall = format_bytes(sum(reads.bytes_read for reads in ranks)), max(reads.stall_time for reads in ranks)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Rows as text under a header. Columns are aligned; columns of numbers to the right."""
+    """Format rows as a text table under a header. Columns are aligned, those with numbers to the right."""
     cells = [[str(value) for value in row] for row in rows]
     columns = list(zip(header, *cells, strict=True))
     widths = [max(display_width(text) for text in column) for column in columns]
@@ -23,20 +23,20 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def pad(text: str, width: int, to_right: bool) -> str:
-    """``text`` padded with spaces to ``width`` terminal columns."""
+    """Pad ``text`` with spaces to ``width`` terminal columns."""
     space = " " * (width - display_width(text))
     return space + text if to_right else text + space
 
 
 def display_width(text: str) -> int:
-    """Terminal columns of ``text``: Chinese characters take two, combining accents none."""
+    """Number of terminal columns that ``text`` takes: Chinese characters take two, combining accents none."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
 def format_bytes(count: float) -> str:
-    """1536 → ``1.5 KiB``."""
+    """Number of bytes as text: 1536 → ``1.5 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -45,12 +45,13 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """0.0042 → ``4.2 ms``."""
+    """Number of seconds as text: 0.0042 → ``4.2 ms``."""
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value that ``fraction`` of the values do not exceed (nearest rank); NaN without values."""
+    """Percentile by nearest rank: the smallest value that at least ``fraction`` of the values do not exceed. NaN
+    without values."""
     if not values:
         return float("nan")
     return sorted(values)[max(0, math.ceil(fraction * len(values)) - 1)]

@@ -1,4 +1,4 @@
-"""Traces: the recorded slices of all ranks as a file for Perfetto and chrome://tracing, and their times by name.
+"""Traces: the recorded slices of all ranks, as a file for Perfetto and chrome://tracing; and the time of slices by name.
 
 The format is Chrome's trace events, as one JSON object: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -24,7 +24,7 @@ from labinfer.observe.recorder import FIELDS
 logger = logging.getLogger(__name__)
 
 MODEL_SLICES = ("run", "sample")
-"""Names of slices in which the model's functions run."""
+"""Names of the slices in which a rank runs the model."""
 WAIT_PREFIX = "wait for"
 """Prefix of the names of slices in which a rank waits for others."""
 
@@ -44,7 +44,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Track(NamedTuple):
-    """The slices of one rank, in order."""
+    """The slices of one rank, in order of time."""
 
     rank: int
     stage: int
@@ -53,7 +53,7 @@ class Track(NamedTuple):
 
 
 def read_slices(slices: Slices) -> list[Slice]:
-    """Decode slices, sorted by begin; each slice precedes the slices nested in it."""
+    """Decode recorded slices. They are sorted by begin; each slice precedes those that are nested in it."""
     numbers = iter(array("q", slices.numbers))
     decoded = (
         Slice(
@@ -70,10 +70,11 @@ def read_slices(slices: Slices) -> list[Slice]:
 
 
 def own_times(slices: Iterable[Slice]) -> Counter[str]:
-    """Nanoseconds by name; the time of a slice excludes that of nested slices.
+    """Total time in nanoseconds of all slices with a name, by name. Time of nested slices does not count for the outer
+    one.
 
     Args:
-        slices: in the order of ``read_slices``.
+        slices: slices in the order of ``read_slices``.
     """
     times: Counter[str] = Counter()
     around: list[Slice] = []
@@ -88,14 +89,14 @@ def own_times(slices: Iterable[Slice]) -> Counter[str]:
 
 
 def make_tracks(workers: Iterable[WorkerStats]) -> list[Track]:
-    """The track of every worker; all workers must have recorded slices."""
+    """Make the track of every rank; all of them must have recorded slices."""
     return [Track(worker.rank, worker.stage, worker.tp_rank, read_slices(worker.slices)) for worker in workers]
 
 
 def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[str, Any] | None = None) -> None:
-    """Write a track for each rank; replaces the file's earlier content.
+    """Write a trace with a track for each rank; replaces the file's earlier content.
 
-    A write error is only logged: it must not cost a run its answers.
+    If writing fails, the error is only logged, so that the answers of the run are not lost.
 
     Args:
         facts: fields of the engine's ``EngineSpec``, which a simulation of this run needs.
@@ -109,9 +110,9 @@ def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[st
 
 
 def trace_text(tracks: Iterable[Track], facts: dict[str, Any] | None = None) -> Iterator[str]:
-    """The trace as pieces of JSON text. Time 0 is the begin of the first slice.
+    """Yield the trace as pieces of JSON text. Time 0 is the begin of the first slice.
 
-    Tracks of different nodes are aligned only as well as the nodes' clocks are.
+    Tracks of different nodes are aligned only as well as the nodes' clocks.
     """
     tracks = list(tracks)
     start = min((track.slices[0].begin for track in tracks if track.slices), default=0)
@@ -136,7 +137,8 @@ def _events(track: Track, start: int) -> Iterator[str]:
 
 
 def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
-    """The tracks of a file of ``write_trace``, by rank, and its ``facts``. Times count from the begin of the first slice.
+    """Read a file of ``write_trace``. Returns the track of each rank, and the ``facts``. Times count from the begin of
+    the first slice.
 
     Raises:
         UserError: the file cannot be read, or holds no such trace.
@@ -165,8 +167,10 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
 
 
 def _read_slice(path: str, event: _Event) -> Slice:
-    """Raises:
-    UserError: the event's numbers are invalid.
+    """Convert an event of a trace file to a slice.
+
+    Raises:
+        UserError: the event's numbers are invalid.
     """
     values = [event.args.get(name, default) for name, default in (("step", -1), ("tokens", 0), ("decodes", 0))]
     if not all(type(value) is int for value in values) or not (abs(event.ts) < LATEST and 0 <= event.dur < LATEST):
@@ -186,9 +190,9 @@ def _read_slice(path: str, event: _Event) -> Slice:
 
 
 LATEST = 1e15
-"""Latest valid timestamp in a trace, in microseconds (decades)."""
+"""Maximum timestamp of an event in a trace, in microseconds (some decades)."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
-"""Pattern of the name of a rank's track."""
+"""Pattern of the names of tracks, as ``write_trace`` makes them."""
 
 
 class _Event(msgspec.Struct, kw_only=True):
