@@ -53,9 +53,11 @@ def format_short_help(
     """Format the short help, as wide as the terminal but at most ``COLUMNS``.
 
     Args:
-        summaries: maps each command, as it is typed, to what it does.
-        groups: groups of options of ``generate``.
-        alone, script: the command that starts the program in a single process, and the script for torchrun.
+        description: the first paragraph, after the usage line.
+        summaries: one-line summary of each command, by the command as the user types it (``bench KIND``).
+        groups: argparse groups of the options of ``--prompt`` and ``--input``.
+        alone: command that starts the program without a launcher, for the examples.
+        script: script and module flags that torchrun gets, for the examples.
     """
     columns = min(COLUMNS, shutil.get_terminal_size((COLUMNS, 0)).columns)
     lines = [f"usage: {program} COMMAND [OPTION …]", "", *_wrap(description, columns), "", "commands:"]
