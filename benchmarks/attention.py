@@ -6,7 +6,7 @@ Decode: bytes of keys, values and scales that one sequence's token sees, by the 
 threads read memory. As many caches as no processor's cache holds take turns, in calls that are replayed one after another, as those of
 a small step's layers are. Blocks stand in the order of their tokens, or anywhere.
 Prompt: operations of both products beside the rate of the processor's dense products. Figures are medians over rounds in which all
-take turns, with the ceilings before and after them; sizes are by default those of a layer of Qwen2.5-0.5B.
+take turns, with the roofline limits before and after them; sizes are by default those of a layer of Qwen2.5-0.5B.
 """
 
 from __future__ import annotations
@@ -129,21 +129,21 @@ def main() -> None:
         for dtype in args.dtypes
         for prompt in args.prompts
     ]
-    before = provider.ceilings()
+    before = provider.roofline_limits()
     times: list[list[float]] = [[] for _ in cases]
     for number in range(args.rounds + 1):
         for case, measured in zip(cases, times, strict=True):
             taken = seconds(case.run) / len(case.calls)
             if number > 0:  # the first round warms up
                 measured.append(taken)
-    print_figures(cases, [statistics.median(measured) for measured in times], (before, provider.ceilings()))
+    print_figures(cases, [statistics.median(measured) for measured in times], (before, provider.roofline_limits()))
 
 
-def print_figures(cases: list[Case], times: list[float], ceilings: tuple[RooflineLimits, RooflineLimits]) -> None:
-    """A row for each case, with its share of the mean of the ceilings."""
-    memory = statistics.mean(ceiling.memory for ceiling in ceilings)
-    dense = statistics.mean(max(ceiling.dot, ceiling.float32) for ceiling in ceilings)
-    reads = ", ".join(f"{ceiling.memory / 1e9:.1f}" for ceiling in ceilings)
+def print_figures(cases: list[Case], times: list[float], limits: tuple[RooflineLimits, RooflineLimits]) -> None:
+    """A row for each case, with its share of the mean of the two limits."""
+    memory = statistics.mean(limit.memory for limit in limits)
+    dense = statistics.mean(max(limit.dot, limit.float32) for limit in limits)
+    reads = ", ".join(f"{limit.memory / 1e9:.1f}" for limit in limits)
     print(f"memory {reads} GB/s, dense products {dense / 1e9:.0f} GFLOP/s")
     rows = []
     for case, time in zip(cases, times, strict=True):
@@ -153,7 +153,7 @@ def print_figures(cases: list[Case], times: list[float], ceilings: tuple[Rooflin
             rate, share = case.operations / time, case.operations / time / dense
             name, unit = "prompt", "GFLOP/s"
         rows.append((case.dtype, case.context, name, f"{time * 1e6:.0f}", f"{rate / 1e9:.1f} {unit}", f"{share:.0%}"))
-    print(format_table(("cache", "context", "blocks", "us", "rate", "of the ceiling"), rows))
+    print(format_table(("cache", "context", "blocks", "us", "rate", "of the limit"), rows))
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     provider = CpuProvider()
     provider.prepare(SETTING.device)
-    registry, ceilings = make_registry([provider]), provider.ceilings()
-    print(f"memory: {ceilings.memory / 1e9:.1f} GB/s with {args.threads} threads")
+    registry, limits = make_registry([provider]), provider.roofline_limits()
+    print(f"memory: {limits.memory / 1e9:.1f} GB/s with {args.threads} threads")
     rows = []
     with torch.inference_mode():
         for quantization in args.quantizations:
@@ -62,7 +62,7 @@ def main() -> None:
             )
             for name in registry.candidates("experts", SETTING.device, SETTING.dtype, quantization=quantization):
                 gigabytes, ratio = measure(registry, call, name, args.prompt, args.rounds)
-                share = 100 * gigabytes * 1e9 / ceilings.memory
+                share = 100 * gigabytes * 1e9 / limits.memory
                 rows.append((quantization, name, f"{gigabytes:.1f}", f"{share:.0f}", f"{ratio:.2f}"))
     header = ("weights", "implementation", "decode GB/s", "% memory", f"{args.prompt} tokens, of dense rate")
     print(format_table(header, rows))

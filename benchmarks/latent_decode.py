@@ -85,8 +85,8 @@ def main() -> None:
 
     torch.manual_seed(0)
     function, provider = compiled_function("latent_attention", args.threads, args.implementation)
-    ceilings, rows = provider.ceilings(), []
-    rate = max(ceilings.float32, ceilings.dot)
+    limits, rows = provider.roofline_limits(), []
+    rate = max(limits.float32, limits.dot)
     for dtype in args.dtypes:
         for name in args.cases:
             case = make_case(function, name, dtype, args.context, args.block_size)
@@ -99,7 +99,7 @@ def main() -> None:
                     *(f"{call / read:.2f}", f"{call / max(read, compute):.2f}"),
                 )
             )
-    print(f"memory {ceilings.memory / 1e9:.1f} GB/s, dense products {rate / 1e9:.0f} GFLOP/s, {args.threads} threads")
+    print(f"memory {limits.memory / 1e9:.1f} GB/s, dense products {rate / 1e9:.0f} GFLOP/s, {args.threads} threads")
     header = ("heads", "cache", "bytes", "call ms", "read ms", "products ms", "call / read", "call / longer")
     print(format_table(header, rows))
 

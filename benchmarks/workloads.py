@@ -138,11 +138,11 @@ def print_bound(llm: LLM, tokens_per_second: float) -> None:
         num_bytes -= round(meta.expert_bytes * (1 - calls[0].num_chosen / calls[0].all_experts))
     provider = CpuProvider()
     provider.prepare(torch.device("cpu"))
-    if (ceilings := provider.ceilings()) is not None:
-        share = num_bytes * tokens_per_second / ceilings.memory
+    if (limits := provider.roofline_limits()) is not None:
+        share = num_bytes * tokens_per_second / limits.memory
         print(
             f"W1 decode: {100 * share:.0f} % of what rank 0's memory allows, with {num_bytes / 1e9:.3f} GB a token at "
-            f"{ceilings.memory / 1e9:.1f} GB/s"
+            f"{limits.memory / 1e9:.1f} GB/s"
         )
 
 

@@ -72,7 +72,7 @@ class Drafts(Speculation):
         self._chooses_lengths = chooses_lengths and draft_times is not None
         self._asked_before: set[Sequence] = set()  # sequences that the proposer knows
         self._token_seconds = 0.0  # predicted for the last step with drafts, had it had none
-        self._overheads = RoundOverheads(num_plain=2 if self._uses_mtp else 1)
+        self._overheads = RoundOverheads(num_baseline=2 if self._uses_mtp else 1)
         self._last_result: float | None = None  # time of the last step's result; None after idling
         self._seconds_since = 0.0  # time of the proposer since the last result
         self._is_plain = False  # whether the current round is a baseline without drafts

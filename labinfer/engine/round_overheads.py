@@ -11,7 +11,7 @@ other processes cause outliers."""
 MIN_ROUNDS = 3
 """Minimum samples for an overhead estimate. Samples are grouped by batch size and number of drafted tokens
 (``RoundOverheads``)."""
-PLAIN_EVERY = 64
+BASELINE_EVERY = 64
 """Interval, in rounds, of baseline rounds, in which drafting is suppressed. None is forced if a round without drafts
 has occurred by itself."""
 FIRST_BASELINE_EVERY = 4
@@ -30,11 +30,11 @@ class RoundOverheads:
     estimate. A number of drafted tokens without an estimate uses that of the next smaller number.
 
     Args:
-        num_plain: number of consecutive rounds without drafts in a baseline; only the last one is representative.
+        num_baseline: number of consecutive rounds without drafts for a baseline; only the last one is representative.
     """
 
-    def __init__(self, num_plain: int = 1):
-        self._num_plain = num_plain
+    def __init__(self, num_baseline: int = 1):
+        self._num_baseline = num_baseline
         self._seconds: dict[tuple[int, int], deque[float]] = {}
         self._quartiles: dict[tuple[int, int], float] = {}
         self._num_asked: dict[int, int] = {}
@@ -66,8 +66,8 @@ class RoundOverheads:
         asked = self._num_asked[decodes] = self._num_asked.get(decodes, 0) + 1
         if asked % FORGET_AFTER == 0:
             self._forget(decodes)
-        every = PLAIN_EVERY if (decodes, 0) in self._quartiles else FIRST_BASELINE_EVERY
-        if -asked % every >= self._num_plain or asked - self._last_seen.get((decodes, 0), -every) < every // 2:
+        every = BASELINE_EVERY if (decodes, 0) in self._quartiles else FIRST_BASELINE_EVERY
+        if -asked % every >= self._num_baseline or asked - self._last_seen.get((decodes, 0), -every) < every // 2:
             return False
         return any(size[0] == decodes and size[1] for size in self._last_seen)
 

@@ -221,9 +221,10 @@ def _fastest(seconds: Mapping[str, float]) -> str:
 # Cache files of times: one for each combination of machine, library, model and thread count.
 
 
-def file_name(*circumstances: object) -> str:
-    """File name of the cached times, unique to ``circumstances`` (machine, library, model, number of threads)."""
-    digest = hashlib.blake2b(repr((FORMAT, TIMED_ROWS, BATCH_BUCKETS, *circumstances)).encode(), digest_size=8)
+def file_name(*key: object) -> str:
+    """File name of the cached times: a digest of ``key``, everything that they depend on (machine, library, model,
+    number of threads)."""
+    digest = hashlib.blake2b(repr((FORMAT, TIMED_ROWS, BATCH_BUCKETS, *key)).encode(), digest_size=8)
     return f"times-{digest.hexdigest()}.json"
 
 

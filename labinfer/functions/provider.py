@@ -56,7 +56,7 @@ class Provider:
         version. A plugin's own file need not be included: caches are keyed by its version."""
         return ()
 
-    def ceilings(self) -> Any:
+    def roofline_limits(self) -> Any:
         """Measured roofline limits of the device, a ``RooflineLimits``; None if they cannot be measured."""
         return None
 

@@ -47,7 +47,7 @@ def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) 
     """
     cluster = problem.cluster
     memory = {machine.name: min(costs.memory for costs in machine.costs) for machine in cluster.machines}
-    path = folder / f"plan-{_circumstances(problem)}.json" if folder is not None else None
+    path = folder / f"plan-{_cache_key(problem)}.json" if folder is not None else None
     known = read_costs(path, KnownPlan)
     solution = None
     if known is not None and _is_near(known.memory, memory) and (known.alternatives or not explains):
@@ -66,7 +66,7 @@ def find_plan(problem: Problem, folder: Path | None, *, explains: bool = False) 
     return plan, f"{describe_stages(problem, solution, known.losses)}\n{known.alternatives}" if explains else ""
 
 
-def _circumstances(problem: Problem) -> str:
+def _cache_key(problem: Problem) -> str:
     """Digest of everything that a plan depends on except free memory, which differs at each start."""
     machines = [
         msgspec.structs.replace(machine, costs=[msgspec.structs.replace(costs, memory=0) for costs in machine.costs])

@@ -37,7 +37,7 @@ def packed_files(
         cache=cache,
         directory=directory,
         checkpoint=checkpoint_digest(directory),
-        circumstances=digest(
+        settings=digest(
             labinfer.__version__,
             [provider.fingerprint() for provider in providers],
             layout.rounding(place),

@@ -60,7 +60,7 @@ class PackedFiles:
     """Directory of the checkpoint."""
     checkpoint: str
     """Digest of the checkpoint's files before they were read."""
-    circumstances: str
+    settings: str
     """Digest of the build and settings that packed weights depend on: version, kernel providers, rounding, quantization
     group size."""
     label: str
@@ -73,7 +73,7 @@ class PackedFiles:
 
     def path(self, slices: str) -> Path:
         """Path of the cache file for modules with the slice digest ``slices``."""
-        return self.cache.path(self.checkpoint, digest(self.code, self.circumstances, slices))
+        return self.cache.path(self.checkpoint, digest(self.code, self.settings, slices))
 
     def open(self, slices: str, functions: LoadFunctions) -> dict[str, State] | None:
         """States of the modules with the slice digest ``slices``, in memory that is shared by all processes that map
@@ -84,7 +84,7 @@ class PackedFiles:
         try:
             with open_own(path) as file:
                 header, size = read_header(file)
-                header.compare(self.checkpoint, self.code, self.circumstances, slices)
+                header.compare(self.checkpoint, self.code, self.settings, slices)
                 states = map_states(file, header, size, functions.checksum, self.num_threads)
         except FileNotFoundError:
             return None
@@ -136,7 +136,7 @@ class PackedFiles:
                     checkpoint=self.checkpoint,
                     slice=self.label,
                     slices=slices,
-                    circumstances=self.circumstances,
+                    settings=self.settings,
                     options=self.options,
                     code=self.code,
                     modules=modules,

@@ -78,7 +78,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Human-readable description of the part of the checkpoint, and of the dtype and quantization of its weights."""
     slices: str
     """Digest that identifies the parts of the checkpoint that the modules hold."""
-    circumstances: str
+    settings: str
     """Digest of the build and settings that packed weights depend on: version, kernel providers, rounding, quantization
     group size."""
     options: str
@@ -90,13 +90,13 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     checksums: list[int]
     """Checksum of each ``PIECE`` of the data."""
 
-    def compare(self, checkpoint: str, code: str, circumstances: str, slices: str) -> None:
+    def compare(self, checkpoint: str, code: str, settings: str, slices: str) -> None:
         """Check that the packed weights were made for the digests that a launch requests.
 
         Raises:
             Damaged: a digest differs.
         """
-        asked = {"checkpoint": checkpoint, "code": code, "circumstances": circumstances, "slices": slices}
+        asked = {"checkpoint": checkpoint, "code": code, "settings": settings, "slices": slices}
         different = [name for name, value in asked.items() if getattr(self, name) != value]
         if different:
             raise Damaged(f"it was made from other {', '.join(different)}: {self.slice} of {self.model}")

@@ -11,7 +11,9 @@ from labinfer.functions.autotune import TIMED_ROWS
 from labinfer.native.compiler import COMPILERS
 
 PRODUCTS = {"layer.linear", "vocabulary.linear", "paged_attention"}
-compiled = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler, so no ceilings either")
+compiled = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS)), reason="no C++ compiler, so no roofline limits either"
+)
 
 
 @compiled
@@ -19,7 +21,9 @@ compiled = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no 
     ("launcher", "ranks", "flags"),
     [("single", 1, ["--quantization", "int8"]), ("mpirun", 2, ["-tp", "2", "--dtype", "bfloat16"])],
 )
-def test_every_function_is_in_the_table_with_its_ceilings_and_drawn(launcher, ranks, flags, model, launches, tmp_path):
+def test_every_function_is_in_the_table_with_its_roofline_limits_and_drawn(
+    launcher, ranks, flags, model, launches, tmp_path
+):
     pytest.importorskip("matplotlib")
     file, chart = tmp_path / "figures.json", tmp_path / "roofline.svg"
     flags = [*flags, "--output-json", file, "--plot", chart]
@@ -27,7 +31,7 @@ def test_every_function_is_in_the_table_with_its_ceilings_and_drawn(launcher, ra
     assert done.returncode == 0, done.text
     assert chart.read_bytes().startswith(b"<?xml")
     found = json.loads(file.read_text())
-    assert found["ceilings"]["memory"] > 1e8 and found["ceilings"]["float32"] > 1e8
+    assert found["roofline_limits"]["memory"] > 1e8 and found["roofline_limits"]["float32"] > 1e8
     figures = found["figures"]
     lines = done.stdout.splitlines()
     assert lines[0].startswith("roofline limits (") and len(lines) == 4 + len(figures)

@@ -59,5 +59,5 @@ def test_chart_without_matplotlib_is_refused(tmp_path):
     ended = run_in_turn("single", 1, cases, tmp_path, PYTHONPATH=str(tmp_path / "hidden"))
     for done in ended.values():
         check_refusal(done, "labinfer: error: --plot needs matplotlib; run pip install matplotlib")
-        assert "KV cache" not in done.text and "ceilings" not in done.text
+        assert "KV cache" not in done.text and "roofline limits" not in done.text
     assert not file.exists()

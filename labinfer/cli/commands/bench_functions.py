@@ -58,28 +58,28 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
         registry.check(device, dtype, overrides, layout.rounding(place))
         calls = make_rank_calls(layout, place, registry, overrides)
     group.comm.barrier()
-    measured = (provider.ceilings() for provider in providers)
+    measured = (provider.roofline_limits() for provider in providers)
     ticker = contextlib.closing(Ticker(lambda: "measuring")) if group.rank == 0 else contextlib.nullcontext()
     with ticker, torch.inference_mode():
-        ceilings = next(filter(None, measured), RooflineLimits(torch.get_num_threads(), 0, 0, 0, 0))
+        limits = next(filter(None, measured), RooflineLimits(torch.get_num_threads(), 0, 0, 0, 0))
         times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
-        figures = make_figures(calls, times, ceilings, is_tuned(dtype) and options.model.autotune != "off")
+        figures = make_figures(calls, times, limits, is_tuned(dtype) and options.model.autotune != "off")
     with group.raise_on_all_ranks():
         if group.rank == 0:
-            OutputFile(STANDARD).write(f"{describe_ceilings(ceilings)}\n\n{figures_table(figures)}\n")
+            OutputFile(STANDARD).write(f"{describe_limits(limits)}\n\n{figures_table(figures)}\n")
         if file is not None:
-            report = {"ceilings": dataclasses.asdict(ceilings), "figures": list(map(dataclasses.asdict, figures))}
+            report = {"roofline_limits": dataclasses.asdict(limits), "figures": list(map(dataclasses.asdict, figures))}
             file.begin()
             file.write(json.dumps(report, indent=1) + "\n")
         if group.rank == 0 and own.plot:
-            draw_roofline(own.plot, figures, ceilings)
+            draw_roofline(own.plot, figures, limits)
         if group.rank == 0:
             tell_written(own.output_json, own.plot)
     group.close()
     return ExitStatus.OK
 
 
-def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tuned: bool) -> list[Figure]:
+def make_figures(calls: RankCalls, times: Times, limits: RooflineLimits, is_tuned: bool) -> list[Figure]:
     """Convert measured times to figures: bandwidth and operations per second, relative to the roofline limits."""
     contested = calls.contested()
     autotuned = {
@@ -90,7 +90,7 @@ def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tu
     figures = []
     for target, timings in times.items():
         quantization = calls.quantization[target]
-        peak = ceilings.arithmetic(quantization)
+        peak = limits.arithmetic(quantization)
         for index, rows in enumerate(TIMED_ROWS):
             auto = choice[target][index] if target in choice else timings[-1].name
             for timing in timings:
@@ -105,7 +105,7 @@ def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tu
                         seconds=seconds,
                         num_bytes=work.num_bytes,
                         operations=work.operations,
-                        memory=work.num_bytes / seconds / ceilings.memory if ceilings.memory else 0.0,
+                        memory=work.num_bytes / seconds / limits.memory if limits.memory else 0.0,
                         arithmetic=work.operations / seconds / peak if peak else 0.0,
                         is_chosen=timing.name == auto,
                     )
@@ -114,14 +114,14 @@ def make_figures(calls: RankCalls, times: Times, ceilings: RooflineLimits, is_tu
     return figures
 
 
-def describe_ceilings(ceilings: RooflineLimits) -> str:
+def describe_limits(limits: RooflineLimits) -> str:
     """Describe the measured roofline limits in one line."""
-    if not ceilings.memory:
+    if not limits.memory:
         return "no roofline limits: measuring them needs the compiled CPU kernels, which are not available"
-    rates = ceilings.arithmetic_rates().items()
+    rates = limits.arithmetic_rates().items()
     arithmetic = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates)
-    threads = f"{ceilings.threads} thread{'s' * (ceilings.threads != 1)}"
-    return f"roofline limits ({threads}): memory {ceilings.memory / 1e9:.1f} GB/s, {arithmetic}"
+    threads = f"{limits.threads} thread{'s' * (limits.threads != 1)}"
+    return f"roofline limits ({threads}): memory {limits.memory / 1e9:.1f} GB/s, {arithmetic}"
 
 
 def figures_table(figures: list[Figure]) -> str:

@@ -28,7 +28,7 @@ class Figure:
     """Whether a run would choose this implementation."""
 
 
-def draw_roofline(path: str, figures: list[Figure], ceilings: RooflineLimits) -> None:
+def draw_roofline(path: str, figures: list[Figure], limits: RooflineLimits) -> None:
     """Draw a roofline plot: matrix products by arithmetic intensity, below the limits of memory bandwidth and
     arithmetic.
 
@@ -50,10 +50,10 @@ def draw_roofline(path: str, figures: list[Figure], ceilings: RooflineLimits) ->
         )
     intensities = [figure.operations / figure.num_bytes for figure in products]
     low, high = min(intensities) / 2, max(intensities) * 2
-    for name, rate in ceilings.arithmetic_rates().items():
-        if ceilings.memory:
-            ridge = min(max(rate / ceilings.memory, low), high)
-            roof = [min(rate, ceilings.memory * at) / 1e9 for at in (low, ridge, high)]
+    for name, rate in limits.arithmetic_rates().items():
+        if limits.memory:
+            ridge = min(max(rate / limits.memory, low), high)
+            roof = [min(rate, limits.memory * at) / 1e9 for at in (low, ridge, high)]
             axes.plot((low, ridge, high), roof, color="grey", linewidth=1)
             axes.annotate(name, (high, roof[-1]), ha="right", va="bottom", color="grey")
     axes.set(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")

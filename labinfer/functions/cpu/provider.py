@@ -139,7 +139,7 @@ class CpuProvider(Provider):
         library = self._library
         return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
 
-    def ceilings(self) -> RooflineLimits | None:
+    def roofline_limits(self) -> RooflineLimits | None:
         return measure_roofline(self._library) if self._library is not None else None
 
     def compiled(self) -> ctypes.CDLL | None:

@@ -65,7 +65,7 @@ def file_name(
 ) -> str:
     """File name that encodes everything that the costs depend on."""
     here, place = group.everyone[group.rank], layout.topology.place(group.rank)
-    circumstances = digest(
+    key = digest(
         (labinfer.__version__, FORM),
         [provider.fingerprint() for provider in providers],
         PLUGINS.computing_code(),
@@ -82,4 +82,4 @@ def file_name(
         sum(info.node == here.node for info in group.everyone),  # they share the memory
         (measured_bytes(), MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
     )
-    return f"host-{circumstances}.json"
+    return f"host-{key}.json"

@@ -55,7 +55,7 @@ export class Answering extends EventTarget {
         }
       }
     }
-    this._endThought();
+    this._endReasoning();
     this._measure();
     await this._save();
   }
@@ -97,7 +97,7 @@ export class Answering extends EventTarget {
     if (delta.reasoning) {
       this._thinksSince ||= this._last;
       message.reasoning = (message.reasoning ?? "") + delta.reasoning;
-    } else if (delta.content || delta.tool_calls) this._endThought();
+    } else if (delta.content || delta.tool_calls) this._endReasoning();
     message.content += delta.content ?? "";
     for (const call of delta.tool_calls ?? []) {
       message.toolCalls ??= [];
@@ -118,7 +118,7 @@ export class Answering extends EventTarget {
     return [bytes ? this._decoder.decode(new Uint8Array(bytes), { stream: true }) : token, drafted];
   }
 
-  _endThought() {
+  _endReasoning() {
     if (!this._thinksSince) return;
     this.message.thoughtMs = (this.message.thoughtMs ?? 0) + performance.now() - this._thinksSince;
     this._thinksSince = 0;

@@ -13,6 +13,7 @@ const listOf = (fits) => (value) => Array.isArray(value) && value.every(fits);
 const object = (value) => value?.constructor === Object;
 const objectOf = (shapes) => (value) => object(value) && Object.entries(shapes).every(([name, fits]) => fits(value[name]));
 
+// Names of fields are part of saved conversations: thoughtMs is the duration of the reasoning.
 const MESSAGE_FIELDS = {
   role: text, content: text, reasoning: text, thoughtMs: number, created: number, status: text, finishReason: text, model: text,
   failure: objectOf({ kind: text, message: text }),

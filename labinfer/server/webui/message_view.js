@@ -10,7 +10,7 @@ import { logprobsView } from "./logprobs_view.js";
 import { icon } from "./icon.js";
 import { GrowingMarkdown, renderMarkdown } from "./markdown.js";
 import { duration, figures } from "./figures.js";
-import { thoughtOf } from "./thinking.js";
+import { reasoningOf } from "./thinking.js";
 
 export class MessageView {
   /**
@@ -38,8 +38,8 @@ export class MessageView {
       return;
     }
     if (this.message.status === "streaming" && !this.message.content && !this.message.reasoning) return this.showWaiting("");
-    const { thought, closed, answer, ms } = thoughtOf(this.message);
-    if (thought?.trim()) this._body.append(this._thought(thought, closed, ms).box);
+    const { reasoning, closed, answer, ms } = reasoningOf(this.message);
+    if (reasoning?.trim()) this._body.append(this._makeReasoning(reasoning, closed, ms).box);
     this._body.append(make("div", { className: "markdown" }, renderMarkdown(answer, this._frame)), ...this._calls());
     this._showEnd();
   }
@@ -48,7 +48,7 @@ export class MessageView {
   finish() {
     if (!this._growing) return this.render();
     this.grow();
-    this._growing.finish(thoughtOf(this.message).answer);
+    this._growing.finish(reasoningOf(this.message).answer);
     this._growing = null;
     this._showEnd();
   }
@@ -74,21 +74,21 @@ export class MessageView {
 
   /** The answer has grown. Called at most once per animation frame. */
   grow() {
-    const { thought, closed, answer, ms } = thoughtOf(this.message);
+    const { reasoning, closed, answer, ms } = reasoningOf(this.message);
     if (!this._growing) {
       this._drafted = null;
       const place = make("div", { className: "markdown" });
-      this._thinking = this._thought("", false);
+      this._thinking = this._makeReasoning("", false);
       this._thinking.box.hidden = true;
       this._callsPlace = make("div");
       this._body.replaceChildren(this._thinking.box, place, this._callsPlace);
       this._foot.replaceChildren();
       this._growing = new GrowingMarkdown(place, this._frame);
     }
-    if (thought !== null) {
-      this._thinking.box.hidden = !thought.trim();
-      this._thinking.title.textContent = this._thoughtTitle(closed, ms);
-      this._thinking.text.textContent = thought.trim();
+    if (reasoning !== null) {
+      this._thinking.box.hidden = !reasoning.trim();
+      this._thinking.title.textContent = this._reasoningTitle(closed, ms);
+      this._thinking.text.textContent = reasoning.trim();
     }
     this._growing.show(answer);
     if (this.message.toolCalls) this._callsPlace.replaceChildren(...this._calls());
@@ -116,14 +116,14 @@ export class MessageView {
     this._drafted.show(this.message.drafted);
   }
 
-  _thoughtTitle(closed, ms) {
+  _reasoningTitle(closed, ms) {
     if (!closed) return this.words.thinking;
     return ms === undefined ? this.words.reasoning : `${this.words.reasoning} · ${duration(ms)}`;
   }
 
-  _thought(thought, closed, ms) {
-    const title = make("summary", {}, this._thoughtTitle(closed, ms));
-    const text = make("div", { className: "thought" }, thought.trim());
+  _makeReasoning(reasoning, closed, ms) {
+    const title = make("summary", {}, this._reasoningTitle(closed, ms));
+    const text = make("div", { className: "reasoning" }, reasoning.trim());
     return { box: make("details", { className: "thinking" }, title, text), title, text };
   }
 
@@ -152,7 +152,7 @@ export class MessageView {
 
   _buttons() {
     const { words, message } = this;
-    const shown = message.role === "user" ? message.content : thoughtOf(message).answer;
+    const shown = message.role === "user" ? message.content : reasoningOf(message).answer;
     const copyButton = iconButton("copy", words.copy, async () => {
       await copy(shown);
       const done = iconButton("check", words.copied, () => {});
@@ -191,7 +191,7 @@ export class MessageView {
   get _canGoOn() {
     const { status, finishReason, edited, content, toolCalls } = this.message;
     const isCut = edited || finishReason === "length" || ["stopped", "interrupted", "failed"].includes(status);
-    return this.message.role === "assistant" && isCut && !toolCalls && Boolean(content && thoughtOf(this.message).answer.trim());
+    return this.message.role === "assistant" && isCut && !toolCalls && Boolean(content && reasoningOf(this.message).answer.trim());
   }
 
   /** Note that the messages before this one are not sent, if so. */

@@ -1,6 +1,6 @@
 // Body of a chat request: the messages before the answer, and the conversation's settings.
 
-import { thoughtOf } from "./thinking.js";
+import { reasoningOf } from "./thinking.js";
 
 /**
  * @param {import("./conversation.js").Conversation} conversation
@@ -36,7 +36,7 @@ export function textOf({ content, attachments = [] }) {
 function asMessage(said) {
   const { role, toolCalls } = said;
   if (role === "user") return { role, content: textOf(said) };
-  const message = { role, content: thoughtOf(said).answer };
+  const message = { role, content: reasoningOf(said).answer };
   if (toolCalls?.length) {
     message.tool_calls = toolCalls.map((call) => ({
       id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },

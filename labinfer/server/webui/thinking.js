@@ -4,11 +4,11 @@
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
-/** @returns {{thought: string|null, closed: boolean, answer: string, ms: number|undefined}} ms: duration of the reasoning */
-export function thoughtOf(message) {
+/** @returns {{reasoning: string|null, closed: boolean, answer: string, ms: number|undefined}} ms: duration of the reasoning */
+export function reasoningOf(message) {
   const { reasoning, content, toolCalls, status, thoughtMs } = message;
   if (!reasoning) return split(content);
-  return { thought: reasoning, closed: Boolean(content || toolCalls) || status !== "streaming", answer: content, ms: thoughtMs };
+  return { reasoning, closed: Boolean(content || toolCalls) || status !== "streaming", answer: content, ms: thoughtMs };
 }
 
 function split(text) {
@@ -16,14 +16,14 @@ function split(text) {
   const closeAt = text.indexOf(CLOSE);
   if (begin.startsWith(OPEN)) {
     const openAt = text.indexOf(OPEN) + OPEN.length;
-    if (closeAt < 0) return { thought: text.slice(openAt), closed: false, answer: "" };
-    return { thought: text.slice(openAt, closeAt), closed: true, answer: after(text, closeAt) };
+    if (closeAt < 0) return { reasoning: text.slice(openAt), closed: false, answer: "" };
+    return { reasoning: text.slice(openAt, closeAt), closed: true, answer: after(text, closeAt) };
   }
   const openAt = text.indexOf(OPEN);
   if (closeAt >= 0 && (openAt < 0 || closeAt < openAt)) {
-    return { thought: text.slice(0, closeAt), closed: true, answer: after(text, closeAt) };
+    return { reasoning: text.slice(0, closeAt), closed: true, answer: after(text, closeAt) };
   }
-  return { thought: null, closed: true, answer: text };
+  return { reasoning: null, closed: true, answer: text };
 }
 
 function after(text, closeAt) {

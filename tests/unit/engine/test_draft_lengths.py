@@ -14,7 +14,7 @@ from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import SpeculativeOptions
 from labinfer.engine.draft_lengths import LEAST_GAIN, POSITION_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
-from labinfer.engine.round_overheads import FORGET_AFTER, MIN_ROUNDS, PLAIN_EVERY, RoundOverheads
+from labinfer.engine.round_overheads import BASELINE_EVERY, FORGET_AFTER, MIN_ROUNDS, RoundOverheads
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
 """Rows are nearly free."""
@@ -181,7 +181,7 @@ def test_lengths_that_took_too_long_are_tried_again_some_day():
     assert [overheads.seconds(1, count) for count in (0, 3, 4, 20)] == [1.0, 1.0, 9.0, 9.0]
     assert overheads.seconds(2, 4) == 0.0
     plain = [overheads.needs_baseline_round(1) for _ in range(2 * FORGET_AFTER)]
-    assert sum(plain) == FORGET_AFTER / PLAIN_EVERY - 1  # with nothing to compare with any more, none
+    assert sum(plain) == FORGET_AFTER / BASELINE_EVERY - 1  # with nothing to compare with any more, none
     assert [overheads.seconds(1, count) for count in (0, 4)] == [1.0, 1.0]
 
 

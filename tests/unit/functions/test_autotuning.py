@@ -233,7 +233,7 @@ def test_merged_times_are_the_least_of_both_starts():
     }
 
 
-def test_other_circumstances_have_another_file():
+def test_every_key_has_a_file_of_its_own():
     names = {file_name("1.0", "kernels-1.so", SETTING, 2), file_name("1.0", "kernels-2.so", SETTING, 2)}
     names |= {file_name("1.1", "kernels-1.so", SETTING, 2), file_name("1.0", "kernels-1.so", SETTING, 1)}
     assert len(names) == 4

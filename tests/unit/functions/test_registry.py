@@ -43,15 +43,15 @@ def test_implementations_nobody_knows_are_refused(given, message):
 
 
 @pytest.mark.parametrize(
-    ("function", "circumstances"),
+    ("function", "operands"),
     [
         ("linear", "cpu in bfloat16, weights in int4"),
         ("embedding", "cpu in bfloat16, weights in int4"),
         ("argmax", "cpu in bfloat16"),
     ],
 )
-def test_name_that_is_unknown_is_refused_with_the_weights_that_it_is_not_for(function, circumstances):
-    with pytest.raises(UserError, match=f"{function}=quick: no such implementation for {circumstances}; choose"):
+def test_name_that_is_unknown_is_refused_with_the_weights_that_it_is_not_for(function, operands):
+    with pytest.raises(UserError, match=f"{function}=quick: no such implementation for {operands}; choose"):
         reference_registry().check(CPU, torch.bfloat16, {function: "quick"}, "int4")
 
 

@@ -60,11 +60,11 @@ def test_any_slice_has_the_values_of_the_oracle(tmp_path, name, count):
         expected = values_OI[slice(*rows), slice(*columns)]
         checkpoint = open_model(tmp_path).open_weights()
         matrix = partial(MatrixSlice, name=MATRIX, outputs=outputs, inputs=inputs, rows=rows, columns=columns)
-        circumstances = group, outputs, inputs, rows, columns
+        case = group, outputs, inputs, rows, columns
         decoded = torch.full(expected.shape, torch.nan)
         checkpoint.check(matrix(destination=decoded))
         checkpoint.load(matrix(destination=decoded))
-        assert torch.equal(decoded, expected), circumstances
+        assert torch.equal(decoded, expected), case
         form = checkpoint.format(MATRIX).form("int8")
         codes = Codes.empty(form, len(expected), columns)
         checkpoint.load(matrix(destination=codes))
@@ -79,4 +79,4 @@ def test_any_slice_has_the_values_of_the_oracle(tmp_path, name, count):
             skip=codes.lead,
         )
         limit = float(expected.abs().max()) / 250 if name in ROUNDED else 0.0
-        assert float((decoded - expected).abs().max()) <= limit, circumstances
+        assert float((decoded - expected).abs().max()) <= limit, case

@@ -56,7 +56,7 @@ def files_of(cache: WeightCache, checkpoint: Path, label: str = "all", code: str
         cache=cache,
         directory=checkpoint,
         checkpoint=digest,
-        circumstances="",
+        settings="",
         label=label,
         options="o",
         code=code,
@@ -260,7 +260,7 @@ def test_folders_on_networks_are_not_written_to(cache, checkpoint, monkeypatch, 
         cache.make_room(1)
 
 
-@pytest.mark.parametrize("changed", ["checkpoint", "code", "circumstances", "slices"])
+@pytest.mark.parametrize("changed", ["checkpoint", "code", "settings", "slices"])
 def test_file_of_something_else_under_the_name_that_is_asked_for_is_not_used(cache, checkpoint, caplog, changed):
     """As a restored or copied folder may have it: the header is compared, not the name."""
     files = files_of(cache, checkpoint)
