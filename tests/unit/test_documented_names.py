@@ -208,7 +208,14 @@ def test_metrics_in_documents_are_exported():
 
 
 @pytest.mark.parametrize(
-    "path", ["docs/troubleshooting.md", "docs/zh/troubleshooting.md", "docs/operations.md", "docs/reliability.md"]
+    "path",
+    [
+        "docs/troubleshooting.md",
+        "docs/zh/troubleshooting.md",
+        "docs/operations.md",
+        "docs/zh/operations.md",
+        "docs/reliability.md",
+    ],
 )
 def test_messages_in_documents_are_in_the_sources(path):
     """Of a quoted message a third of the runs of three words stand in the sources; the others contain values."""
