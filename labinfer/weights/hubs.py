@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 
 from labinfer.base.errors import UserError
@@ -27,6 +29,8 @@ class Hub:
     """Advice for error messages if the hub cannot be reached."""
     token_variable: str
     """Environment variable from which the client reads the user's access token."""
+    cache_variable: str
+    """Environment variable that sets the folder of the client's cache."""
 
     def repository(self, model_id: str) -> str:
         """Id of a model on this hub, from its id on the Hugging Face hub."""
@@ -52,17 +56,22 @@ class Hub:
     def advice(self, error: BaseException) -> str:
         """What the user can do about an error of ``download``; empty if the hub has no such model."""
         status = getattr(getattr(error, "response", None), "status_code", None)
-        if self.is_offline():
-            return "$HF_HUB_OFFLINE is set: unset it to download the model, or give a local directory"
-        if status in (401, 403):
+        if is_disk_full(error):
+            return f"the disk of the download cache is full: free space on it, or set ${self.cache_variable} to a folder on another disk"
+        if status == 401:  # the Hugging Face hub's answer for a model that does not exist, too, to hide private ones
+            return (
+                f"check the spelling of the id; if the model is private or gated, set ${self.token_variable} to a valid token that may "
+                "read it"
+            )
+        if status == 403:
             return f"if the model is private or gated, set ${self.token_variable} to a token that may read it"
         if status is None or status >= 500:
             return f"if the {self.title} cannot be reached from here, {self.elsewhere}"
         return ""
 
-    def is_offline(self) -> bool:
-        """Whether the user has forbidden the client to access the network."""
-        return False
+    def offline_advice(self) -> str:
+        """What the user can do about a model that is not in the cache, if the client must not access the network; empty if it may."""
+        return ""
 
 
 class HuggingFaceHub(Hub):
@@ -71,6 +80,7 @@ class HuggingFaceHub(Hub):
     title = "Hugging Face hub"
     elsewhere = "set HF_ENDPOINT=https://hf-mirror.com for a mirror, add --hub modelscope for ModelScope, or give a local directory"
     token_variable = "HF_TOKEN"
+    cache_variable = "HF_HOME"
     metadata_timeout_seconds = 5.0
 
     def cached(self, repository: str) -> Path:
@@ -96,10 +106,12 @@ class HuggingFaceHub(Hub):
 
         return "" if isinstance(error, HFValidationError) else super().advice(error)
 
-    def is_offline(self) -> bool:
+    def offline_advice(self) -> str:
         from huggingface_hub.constants import HF_HUB_OFFLINE
 
-        return HF_HUB_OFFLINE
+        if not HF_HUB_OFFLINE:
+            return ""
+        return "$HF_HUB_OFFLINE is set: unset it to download the model, or give a local directory"
 
 
 class ModelScopeHub(Hub):
@@ -109,6 +121,7 @@ class ModelScopeHub(Hub):
     title = "ModelScope hub"
     elsewhere = "add --hub huggingface (with HF_ENDPOINT=https://hf-mirror.com for a mirror), or give a local directory"
     token_variable = "MODELSCOPE_API_TOKEN"
+    cache_variable = "MODELSCOPE_CACHE"
 
     def repository(self, model_id: str) -> str:
         return MODELSCOPE_IDS.get(model_id, model_id)
@@ -130,6 +143,16 @@ class ModelScopeHub(Hub):
             ) from None
         logging.getLogger("modelscope_hub").setLevel(logging.WARNING)  # each rank says where it has found the cache
         return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_files_only))
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error of a download, or one that caused it, says that there is no space: by its errno, or by its text, which is all that
+    a client in another language leaves of it."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _complete(directory: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from labinfer.base.config import DEFAULT_HUB
 from labinfer.base.errors import UserError, first_line
@@ -13,35 +14,31 @@ from labinfer.weights.model_files import file_endings, is_model_file, open_model
 
 BUNDLED = ("demo", "demo-draft")
 """Models in ``labinfer/assets``. These names take precedence; write ``./demo`` for a directory of such a name."""
+
+
+class HubModel(NamedTuple):
+    """A model on the Hugging Face hub."""
+
+    id: str
+    gigabytes: float
+    """Size of the files that are downloaded, in units of 10^9 bytes."""
+
+
 ALIASES = {
-    "qwen2": "Qwen/Qwen2-0.5B-Instruct",
-    "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
-    "qwen2-7b": "Qwen/Qwen2-7B-Instruct",
-    "qwen2.5": "Qwen/Qwen2.5-0.5B-Instruct",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
-    "qwen3": "Qwen/Qwen3-0.6B",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "llama2": "meta-llama/Llama-2-7b-chat-hf",
-    "llama3": "meta-llama/Meta-Llama-3-8B-Instruct",
-    "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
+    "qwen2": HubModel("Qwen/Qwen2-0.5B-Instruct", 1.0),
+    "qwen2-1.5b": HubModel("Qwen/Qwen2-1.5B-Instruct", 3.1),
+    "qwen2-7b": HubModel("Qwen/Qwen2-7B-Instruct", 15.2),
+    "qwen2.5": HubModel("Qwen/Qwen2.5-0.5B-Instruct", 1.0),
+    "qwen2.5-1.5b": HubModel("Qwen/Qwen2.5-1.5B-Instruct", 3.1),
+    "qwen2.5-7b": HubModel("Qwen/Qwen2.5-7B-Instruct", 15.2),
+    "qwen3": HubModel("Qwen/Qwen3-0.6B", 1.5),
+    "qwen3-4b": HubModel("Qwen/Qwen3-4B", 8.0),
+    "qwen3-8b": HubModel("Qwen/Qwen3-8B", 16.4),
+    "llama2": HubModel("meta-llama/Llama-2-7b-chat-hf", 13.5),
+    "llama3": HubModel("meta-llama/Meta-Llama-3-8B-Instruct", 16.1),
+    "llama3.2": HubModel("meta-llama/Llama-3.2-1B-Instruct", 2.5),
 }
-ALIAS_GIGABYTES = {
-    "qwen2": 1.0,
-    "qwen2-1.5b": 3.1,
-    "qwen2-7b": 15.2,
-    "qwen2.5": 1.0,
-    "qwen2.5-1.5b": 3.1,
-    "qwen2.5-7b": 15.2,
-    "qwen3": 1.5,
-    "qwen3-4b": 8.0,
-    "qwen3-8b": 16.4,
-    "llama2": 13.5,
-    "llama3": 16.1,
-    "llama3.2": 2.5,
-}
-"""Size of the files that an alias downloads, in units of 10^9 bytes."""
+"""Models by their aliases, other names for ``--model``."""
 WITHOUT_MODEL = "; without a model at hand, leave --model out for the bundled one, or write one with random weights by tools/random_checkpoint.py"
 """Advice of errors about models that are not found."""
 
@@ -71,7 +68,7 @@ def find_here(name: str, model_dir: str, hub: str = DEFAULT_HUB) -> Path | None:
     try:
         return resolve_model(name, model_dir, may_download=False, hub=hub)
     except UserError:
-        if find_hub(hub).is_offline():
+        if find_hub(hub).offline_advice():
             raise
         return None
 
@@ -94,20 +91,25 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
             f"--model {name} is a file; give the directory that holds config.json and the safetensors files, or a {' or '.join(file_endings())} file"
         )
     if model_dir:
-        for candidate in dict.fromkeys((name, ALIASES.get(name, name), ALIASES.get(name, name).rpartition("/")[2])):
+        for candidate in dict.fromkeys((name, _hub_id(name), _hub_id(name).rpartition("/")[2])):
             path = Path(model_dir) / candidate
             if _is_model(path):
                 return path, tried
             tried.append(f"{'file' if is_file else 'directory'} {path}")
     else:
         tried.append("$LABINFER_MODEL_DIR (not set)")
-    repository = ALIASES.get(name, name)
+    repository = _hub_id(name)
     if repository.count("/") == 1 and not repository.startswith(("/", ".", "~")):
         return None, tried
     if "/" not in name and not is_file:
-        sizes = [f"{alias} ({ALIAS_GIGABYTES[alias]} GB)" for alias in ALIASES]
+        sizes = [f"{alias} ({model.gigabytes} GB)" for alias, model in ALIASES.items()]
         tried.append(f"name {name} (known: {', '.join((*BUNDLED, *sizes))})")
     raise UserError(f"--model {name} was not found; tried: {'; '.join(tried)}{WITHOUT_MODEL}")
+
+
+def _hub_id(name: str) -> str:
+    """``name``, or the Hugging Face id of an alias."""
+    return ALIASES[name].id if name in ALIASES else name
 
 
 def _is_model(path: str | Path) -> bool:
@@ -122,18 +124,17 @@ def _is_model(path: str | Path) -> bool:
 
 
 def _from_hub(hub: Hub, name: str, may_download: bool, tried: list[str]) -> Path:
-    repository = hub.repository(ALIASES.get(name, name))
+    repository = hub.repository(_hub_id(name))
     try:
         return hub.cached(repository)
     except UserError as error:
         raise UserError(f"--model {name}: {error}") from None
     except Exception:  # noqa: BLE001 - each client raises its own errors
         tried.append(f"cache of the {hub.title} for {repository}")
-    advice = ""
-    if may_download:
-        size = f" ({ALIAS_GIGABYTES[name]} GB)" if name in ALIASES else ""
-        if not hub.is_offline():
-            write_error(f"labinfer: {repository}{size} is not in the cache; asking the {hub.title} for it\n")
+    advice = hub.offline_advice()
+    if may_download and not advice:
+        size = f" ({ALIASES[name].gigabytes} GB)" if name in ALIASES else ""
+        write_error(f"labinfer: {repository}{size} is not in the cache; asking the {hub.title} for it\n")
         try:
             return hub.download(repository)
         except Exception as error:  # noqa: BLE001 - the clients raise whatever their HTTP libraries do

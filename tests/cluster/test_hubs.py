@@ -147,4 +147,4 @@ def test_draft_model_comes_from_the_chosen_hub(server, tmp_path):
 
 
 def test_every_mapped_id_is_that_of_an_alias():
-    assert set(MODELSCOPE_IDS) <= set(ALIASES.values())
+    assert set(MODELSCOPE_IDS) <= {model.id for model in ALIASES.values()}

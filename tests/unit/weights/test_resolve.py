@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from labinfer import LLM
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
-from labinfer.weights.resolve import ALIAS_GIGABYTES, ALIASES, BUNDLED, resolve_model
+from labinfer.weights.resolve import BUNDLED, resolve_model
 
 
 def test_bundled_model_is_the_default():
@@ -72,6 +74,7 @@ def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
         raise ConnectionError
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(
         UserError,
         match=r"tried: .*cache of the Hugging Face hub for Qwen/Qwen3-0\.6B; Hugging Face hub for Qwen/Qwen3-0\.6B \(ConnectionError\)",
@@ -80,7 +83,6 @@ def test_hub_that_fails_without_a_word_is_named_by_its_error(monkeypatch):
 
 
 def test_aliases_say_how_much_they_download(tmp_path):
-    assert ALIAS_GIGABYTES.keys() == ALIASES.keys()
     with pytest.raises(UserError, match=r"qwen2\.5 \(1\.0 GB\), .*llama3 \(16\.1 GB\).*tools/random_checkpoint\.py$"):
         resolve_model("nonsense", str(tmp_path), may_download=False)
 
@@ -100,3 +102,63 @@ def test_download_is_announced(name, told, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert resolve_model(name, "", may_download=True) == tmp_path
     assert said == [f"labinfer: {told} is not in the cache; asking the Hugging Face hub for it\n"]
+
+
+class HttpError(Exception):
+    """As HTTP libraries raise it."""
+
+    def __init__(self, status: int):
+        super().__init__(f"{status} Client Error")
+        self.response = SimpleNamespace(status_code=status)
+
+
+def caused_by(cause: BaseException) -> Exception:
+    """An error of a client that names no reason itself."""
+    error = RuntimeError("the download failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            HttpError(401),
+            r"check the spelling of the id; if the model is private or gated, set \$HF_TOKEN to a valid token",
+        ),
+        (HttpError(403), r"if the model is private or gated, set \$HF_TOKEN to a token that may read it"),
+        (OSError(errno.ENOSPC, "No space left on device"), r"the disk of the download cache is full: .* set \$HF_HOME"),
+        (caused_by(OSError(errno.EDQUOT, "Disk quota exceeded")), "the disk of the download cache is full"),
+        (RuntimeError("IO error: No space left on device (os error 28)"), "the disk of the download cache is full"),
+        (HttpError(500), "if the Hugging Face hub cannot be reached"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_failed_download_says_what_to_do(error, advice, monkeypatch):
+    def snapshot(repository: str, local_files_only: bool, **options) -> str:
+        raise FileNotFoundError("not in the cache") if local_files_only else error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(UserError, match=advice) as caught:
+        resolve_model("some/model", "", may_download=True)
+    assert ("disk" in str(caught.value)) == ("disk" in advice) and ("reached" in str(caught.value)) == (
+        "reached" in advice
+    )
+
+
+@pytest.mark.parametrize("may_download", [False, True])
+def test_offline_client_is_not_asked_to_download(may_download, monkeypatch):
+    calls = []
+
+    def snapshot(repository: str, local_files_only: bool, **options) -> str:
+        calls.append(local_files_only)
+        raise FileNotFoundError("not in the cache")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match=r"cache of the Hugging Face hub for some/model; \$HF_HUB_OFFLINE is set: unset it"
+    ):
+        resolve_model("some/model", "", may_download=may_download)
+    assert calls == [True]
