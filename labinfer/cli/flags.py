@@ -256,10 +256,11 @@ def add_options(
             continue
         metavar = f.metadata["metavar"] or "|".join(f.metadata["choices"])
         kind = "append" if f.name in repeated else "store"
-        action = group.add_argument(*names, dest=f.name, action=kind, default=None, metavar=metavar, help=text)
-        for other, name in SAME_OPTIONS.items():
-            if name == f.name:  # accepted, but not shown: --help has a line for each option, not for each of its names
-                parser._option_string_actions[flag_name(other)] = action
+        aliases = [flag_name(alias) for alias, name in SAME_OPTIONS.items() if name == f.name]
+        action = group.add_argument(
+            *names, *aliases, dest=f.name, action=kind, default=None, metavar=metavar, help=text
+        )
+        action.option_strings = names  # aliases are accepted, but help and errors name only these
 
 
 def _describe_default(name: str, default: Any, own: Mapping[str, Any]) -> str:
