@@ -34,6 +34,8 @@ HEADER = (
     *("KV/token", "KV tokens", "state/seq", "states"),
 )
 """Columns of the table; the last four are KV bytes per token, KV capacity in tokens, state bytes per sequence, and state slots."""
+STATE_COLUMNS = 2
+"""The last columns of ``HEADER``, which only models with recurrent layers need."""
 
 REPLICATED = (
     "each tensor-parallel rank caches the full MLA latent of every token: a larger --tensor-parallel-size does not reduce KV cache "
@@ -84,7 +86,7 @@ def run(session: Session, own: PlanOptions) -> int:
             ]
             kv_tokens = list(map(layout.tokens_in, blocks.of_rank))
             title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
-            table = format_table(HEADER, layout_rows(layout, everyone, kv_tokens, states))
+            table = format_layout(layout_rows(layout, everyone, kv_tokens, states))
             num_tokens = layout.tokens_in(blocks.num_blocks)
             least = f"KV cache: {blocks.num_blocks} blocks ({num_tokens} tokens), limited by the smallest rank"
             if slots := [count for count in states if count is not None]:
@@ -171,6 +173,19 @@ def layout_rows(
             )
         )
     return rows
+
+
+def format_layout(rows: list[tuple], first: tuple[str, ...] = ()) -> str:
+    """Table of ``layout_rows``. Without recurrent layers it lacks the columns of states, so that it fits a terminal of 80 columns.
+
+    Args:
+        rows: rows of ``layout_rows``, each after the values of ``first``.
+        first: columns before those of ``HEADER``.
+    """
+    header = (*first, *HEADER)
+    if all(row[-1] == "-" for row in rows):
+        header, rows = header[:-STATE_COLUMNS], [row[:-STATE_COLUMNS] for row in rows]
+    return format_table(header, rows)
 
 
 def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:

@@ -42,3 +42,23 @@ def test_stages_in_one_memory_have_room_together(free, status, monkeypatch, capf
             and "its share" not in line
             and "their share" not in line
         )
+
+
+ROWS = [
+    (rank, "node1", "cuda:0", 0, rank, "10-20", "bfloat16", "512.5 MiB", "12.0 KiB", 1048576, "-", "-")
+    for rank in range(2)
+]
+
+
+def test_table_without_recurrent_states_fits_eighty_columns():
+    lines = layout.format_layout(ROWS).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].endswith("KV tokens") and len(lines) == 2 + len(ROWS)
+
+
+def test_table_has_columns_of_states_if_one_rank_has_recurrent_layers():
+    lines = layout.format_layout(
+        [("demo", *ROWS[0]), ("other", *ROWS[1][:-2], "109.7 KiB", 8)], ("model",)
+    ).splitlines()
+    assert lines[0].split() == " ".join(("model", *layout.HEADER)).split()
+    assert lines[2].split()[-2:] == ["-", "-"] and lines[3].split()[-3:] == ["109.7", "KiB", "8"]
