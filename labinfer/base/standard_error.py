@@ -10,7 +10,6 @@ import contextlib
 import io
 import logging
 import os
-import select
 import sys
 from typing import TextIO
 
@@ -85,16 +84,6 @@ def terminal_columns(stream: TextIO | None = None) -> int:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):  # as in write_error
         return 0
-
-
-def has_lost_reader(descriptor: int = STANDARD_OUTPUT) -> bool:
-    """Whether ``descriptor`` is a pipe whose reader has closed it, as ``head`` does after its last line."""
-    poll = select.poll()
-    try:
-        poll.register(descriptor, 0)
-        return any(events & select.POLLERR for _, events in poll.poll(0))
-    except OSError:
-        return False
 
 
 def write_lines(text: str) -> None:

@@ -34,7 +34,7 @@ from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
 from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import as_flags, sampling_sections
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.base.standard_error import has_lost_reader, protect_standard_streams, write_error
+from labinfer.base.standard_error import protect_standard_streams, write_error
 from labinfer.cli.alone import RUN_ALONE, ParsedCommand
 from labinfer.cli.bench.options import LoadOptions
 from labinfer.cli.command_table import COMMANDS, REPEATED, commands
@@ -57,6 +57,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment, detect, shorten_op
 from labinfer.comm.spmd.topology import stage_sizes
 from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
+from labinfer.observe.standard_output import interrupt_at_closed_output
 from labinfer.server.supervisor.options import SuperviseOptions
 
 if TYPE_CHECKING:
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 
 EXIT_SECONDS = 10
 """Seconds after which SIGALRM kills a process that hangs in exit handlers of its libraries."""
-OUTPUT_CLOSED = 128 + signal.SIGPIPE
-"""Exit status if the reader of standard output (such as ``head``) has closed it: as if SIGPIPE had ended the program."""
 SPEAK_SECONDS = 0.3
 """Seconds by which other ranks delay their exit, so that rank 0 can print the error before the launcher kills it."""
 
@@ -103,22 +102,21 @@ def main(argv: list[str] | None = None) -> int:
 def run_program() -> typing.NoReturn:
     """Run the command line, and end the process without spending time on freeing torch's modules."""
     protect_standard_streams()  # before anything opens a file
+    interrupt_at_closed_output()
     try:
         status = main()
     except SystemExit as end:  # of --help and --version
         status = end.code or ExitStatus.OK
-    except (BrokenPipeError, Interrupted) as error:
-        if isinstance(error, BrokenPipeError) and not has_lost_reader():
-            raise
-        status = OUTPUT_CLOSED if isinstance(error, BrokenPipeError) else 128 + error.signum
+    except Interrupted as error:
+        status = 128 + error.signum
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         raise SystemExit(status)  # Python waits for them
     atexit._run_exitfuncs()  # includes MPI_Finalize
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or missing
         try:
             sys.stdout.flush()
-        except BrokenPipeError:
-            status = status or OUTPUT_CLOSED
+        except Interrupted as error:
+            status = status or 128 + error.signum
     if "mpi4py.MPI" in sys.modules:
         # MPICH reports a normal exit to mpirun from a C exit handler; without it mpirun returns 0 or 9. PyDLL keeps the GIL, so that
         # no daemon thread runs meanwhile.
@@ -192,8 +190,6 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         leave_agreed(error, session.group, is_said=refusal is not None)
         return ExitStatus.USAGE
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
-        if isinstance(error, BrokenPipeError) and has_lost_reader():
-            error = Interrupted(signal.SIGPIPE)
         return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
 
 

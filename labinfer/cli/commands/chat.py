@@ -27,7 +27,7 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
     Raises:
         CollectiveError: the model cannot chat, an option is invalid, or the terminal is gone; on every rank.
     """
-    group, signals, status = session.join(), session.signals, ExitStatus.OK
+    group, signals, status = session.join(), session.signals, int(ExitStatus.OK)
     conversation = Conversation(own.system, sampling)
     llm = load(session)
     with group.raise_on_all_ranks():
@@ -40,8 +40,8 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
         if group.rank == 0:
             try:
                 status = _talk(llm, session, conversation)
-            except Interrupted:
-                pass
+            except Interrupted as error:
+                status = 128 + error.signum
             except UserError:
                 llm.engine.end_run()  # makes the other ranks stop following
                 raise

@@ -113,6 +113,7 @@ class Terminal:
         """Write a piece of an answer.
 
         Raises:
+            Interrupted: the reader of standard output has closed it; as by SIGPIPE.
             UserError: standard output cannot be written.
         """
         if text:
@@ -155,5 +156,7 @@ def _write(fd: int, text: str) -> None:
     try:
         while view:
             view = view[os.write(fd, view) :]
+    except BrokenPipeError:
+        raise Interrupted(signal.SIGPIPE) from None
     except OSError as error:
         raise UserError(f"cannot write the reply: {error.strerror}") from None

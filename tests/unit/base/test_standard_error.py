@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import subprocess
 import sys
 
 import pytest
 
-from labinfer.base.standard_error import StandardErrorHandler, has_lost_reader, is_terminal, write_error
+from labinfer.base.standard_error import StandardErrorHandler, is_terminal, write_error
 from labinfer.observe.line_writer import LineWriter
 from labinfer.observe.progress_line import ProgressLine
 
@@ -70,12 +69,3 @@ def test_log_record_with_wrong_arguments_raises_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     StandardErrorHandler().handle(logging.makeLogRecord({"msg": "%d files", "args": ("three",)}))
     assert "Logging error" in stream.getvalue()
-
-
-def test_pipe_that_nobody_reads_any_more_is_known():
-    read, write = os.pipe()
-    assert not has_lost_reader(write)
-    os.close(read)
-    assert has_lost_reader(write)
-    os.close(write)
-    assert not has_lost_reader(write), "a closed descriptor has no reader to lose"
