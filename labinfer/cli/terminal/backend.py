@@ -20,7 +20,7 @@ class MessageRefused(AnswerFailed):
     """A message that the backend refuses, for example because it is too long. A retry does not help."""
 
 
-class Thought(str):
+class ReasoningText(str):
     """A piece of the model's reasoning."""
 
 
@@ -29,9 +29,9 @@ class ChatReply:
     """A model's answer so far. None means unknown."""
 
     text: str = ""
-    thought: str = ""
+    reasoning: str = ""
     """Reasoning before the answer. It does not become part of the conversation."""
-    thought_seconds: float = 0.0
+    reasoning_seconds: float = 0.0
     """Seconds from the first piece of reasoning to the first piece of the answer, or to the end."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -53,8 +53,8 @@ class ChatReply:
             parts.append(f"{rate:.1f} tokens/s")
         if self.seconds_to_first is not None:
             parts.append(f"TTFT {self.seconds_to_first:.3f} s")
-        if self.thought:
-            parts.append(f"{self.thought_seconds:.1f} s of reasoning")
+        if self.reasoning:
+            parts.append(f"{self.reasoning_seconds:.1f} s of reasoning")
         if self.prompt_tokens is not None:
             cached = "" if self.cached_tokens is None else f" ({self.cached_tokens} cached)"
             parts.append(f"{self.prompt_tokens} prompt token{'s' * (self.prompt_tokens != 1)}{cached}")
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """
 
     def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
-        """Yield the answer's text in pieces as they arrive, reasoning as ``Thought``. Closing the iterator aborts the
+        """Yield the answer's text in pieces as they arrive, reasoning as ``ReasoningText``. Closing the iterator aborts the
         generation.
 
         Args:

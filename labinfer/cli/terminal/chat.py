@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
-from labinfer.cli.terminal.backend import AnswerFailed, Backend, ChatReply, MessageRefused, Thought
+from labinfer.cli.terminal.backend import AnswerFailed, Backend, ChatReply, MessageRefused, ReasoningText
 from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.terminal import Terminal
 from labinfer.comm.group.signals import SignalGuard
@@ -19,12 +19,14 @@ COMMANDS = {
     "/undo": ": remove the last message and its reply",
     "/retry": ": regenerate the last reply",
     "/reset": ": start a new conversation with the same system prompt and sampling parameters",
-    "/thoughts": ": show the reasoning of the last reply",
+    "/reasoning": ": show the reasoning of the last reply",
     "/stats": ": statistics of the last reply and of this chat",
     "/save": "FILE: save the conversation as JSON",
     "/help": ": list the commands",
     "/exit": ": quit (also Ctrl-D)",
 }
+FORMER_NAMES = {"/thoughts": "/reasoning"}
+"""Names of commands in earlier versions, which still work."""
 HELP = f"""{chr(10).join(f"{name} {text}".replace(" :", ":") for name, text in COMMANDS.items())}
 Ctrl-C stops a reply. A line that ends with \\ continues on the next; lines between two \"\"\" are one message."""
 
@@ -57,7 +59,7 @@ class Chat:
         ``SOME_FAILED``.
 
         Raises:
-            Interrupted: a signal other than SIGINT arrived.
+            Interrupted: a signal other than SIGINT arrived, or standard output was closed (SIGPIPE).
             UserError: the terminal is gone.
         """
         if self._terminal.is_interactive:
@@ -85,6 +87,7 @@ class Chat:
     def _take(self, text: str) -> None:
         """Handle one input: a message, or a command that begins with a slash."""
         word, _, rest = text.strip().partition(" ")
+        word = FORMER_NAMES.get(word, word)
         if not word:
             return
         if not text.startswith("/"):
@@ -111,13 +114,13 @@ class Chat:
                 for piece in pieces:
                     if answer.seconds_to_first is None:
                         answer.seconds_to_first = self._clock() - begin
-                    if isinstance(piece, Thought):
+                    if isinstance(piece, ReasoningText):
                         if thinks_since is None:
                             thinks_since = self._clock()
                             self._terminal.say("[thinking …]")
-                        answer.thought += piece
+                        answer.reasoning += piece
                         continue
-                    self._end_thought(answer, thinks_since)
+                    self._end_reasoning(answer, thinks_since)
                     thinks_since = None
                     answer.text += piece
                     self._terminal.write(piece)
@@ -134,7 +137,7 @@ class Chat:
             self._forgive(error)
             self._terminal.write("\n" if self._terminal.is_interactive else "")  # the terminal has shown ^C
             answer.finish_reason = "stopped"
-        self._end_thought(answer, thinks_since)
+        self._end_reasoning(answer, thinks_since)
         answer.seconds = self._clock() - begin
         self._terminal.end_line()
         if answer.finish_reason == "stopped":
@@ -150,12 +153,12 @@ class Chat:
             self._unanswered = ""
         self._answers.append(answer)
 
-    def _end_thought(self, answer: ChatReply, since: float | None) -> None:
+    def _end_reasoning(self, answer: ChatReply, since: float | None) -> None:
         """Write a line with the duration of the reasoning that began at ``since``; nothing if ``since`` is None."""
         if since is not None:
             seconds = self._clock() - since
-            answer.thought_seconds += seconds
-            self._terminal.say(f"[{seconds:.1f} s of reasoning; /thoughts shows it]")
+            answer.reasoning_seconds += seconds
+            self._terminal.say(f"[{seconds:.1f} s of reasoning; /reasoning shows it]")
 
     def _forgive(self, error: Interrupted) -> None:
         """Ignore an interruption by Ctrl-C; raise any other one again."""
@@ -200,9 +203,9 @@ class Chat:
         self._unanswered = ""
         self._terminal.say("new conversation")
 
-    def _thoughts(self, text: str) -> None:
-        thought = self._answers[-1].thought.strip() if self._answers else ""
-        self._terminal.say(thought or "the last reply has no reasoning")
+    def _reasoning(self, text: str) -> None:
+        reasoning = self._answers[-1].reasoning.strip() if self._answers else ""
+        self._terminal.say(reasoning or "the last reply has no reasoning")
 
     def _stats(self, text: str) -> None:
         if not self._answers:

@@ -14,7 +14,7 @@ import msgspec
 
 import labinfer
 from labinfer.base.errors import UserError
-from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, Thought
+from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, ReasoningText
 from labinfer.comm.group.signals import SignalGuard
 
 TIMEOUT_SECONDS = 10.0
@@ -121,8 +121,8 @@ class RemoteServer:
                 for choice in chunk.choices or ():
                     answer.finish_reason = choice.finish_reason or answer.finish_reason
                     delta = choice.delta or _Delta()
-                    if thought := delta.reasoning or delta.reasoning_content:
-                        yield Thought(thought)
+                    if reasoning := delta.reasoning or delta.reasoning_content:
+                        yield ReasoningText(reasoning)
                     if text := delta.content or delta.refusal:
                         yield text
                 if usage := chunk.usage:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
-from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, Thought
+from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, ReasoningText
 from labinfer.cli.terminal.chat import COMMANDS, Chat
 from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.line_editor import History
@@ -265,7 +265,7 @@ class Echo:
             answer.finish_reason = "content_filter"
             return
         if "think" in text:
-            yield from map(Thought, ("Hm", ", so"))
+            yield from map(ReasoningText, ("Hm", ", so"))
         if "nothing" not in text:
             yield from text
         answer.finish_reason = "length" if "long" in text else "stop"
@@ -291,8 +291,8 @@ class TestChat:
         _, terminal, _, _ = chat_over("nothing", "filter")
         assert terminal.said[-2:] == ["[empty reply]", "[finish reason: content_filter]"]
 
-    def test_thoughts_are_folded_away_and_no_part_of_the_conversation(self):
-        _, terminal, echo, conversation = chat_over("/thoughts", "think", "/thoughts", "/stats", "one", "/thoughts")
+    def test_reasoning_is_folded_away_and_no_part_of_the_conversation(self):
+        _, terminal, echo, conversation = chat_over("/reasoning", "think", "/reasoning", "/stats", "one", "/thoughts")
         _, nothing, thinking, folded, shown, stats, *_, last = terminal.said
         assert nothing == last == "the last reply has no reasoning" and thinking == "[thinking …]" and shown == "Hm, so"
         assert folded.startswith("[0.0 s of reasoning") and "0.0 s of reasoning" in stats
