@@ -68,7 +68,7 @@ def test_command_ends_quietly(name):
 def test_only_a_closed_output_ends_a_command_quietly(command, status, tmp_path):
     """A broken connection to a peer is an error, also while nobody reads the output."""
     (tmp_path / "plugin.py").write_text(PLUGIN)
-    done = run_unread([command, "--plugin", str(tmp_path / "plugin.py"), "--threads", "1"])
+    done = run_unread([command, "--plugin", str(tmp_path / "plugin.py")])
     assert done.returncode == status
     assert ("BrokenPipeError" in done.stderr) == (command == "sends")
 
