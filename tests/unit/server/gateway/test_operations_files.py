@@ -18,6 +18,7 @@ import yaml
 from launchers import ROOT
 
 from labinfer.base.errors import ExitStatus
+from labinfer.cli.command_table import COMMANDS
 from labinfer.cli.main import build_parser, split_command
 from labinfer.server.gateway.endpoints import API
 from labinfer.server.gateway.metrics import Metrics
@@ -69,14 +70,14 @@ def pod() -> dict:
 
 
 def commands() -> dict[str, list[str]]:
-    """What follows launch.py for every rank, by file."""
+    """Arguments of the program on every rank, by file."""
     words = {}
     for name in ("labinfer.service", "serve.sbatch", "job.sbatch"):
         text = re.sub(r"\\\n\s*", "", (FOLDER / name).read_text(encoding="utf-8"))
         (line,) = (line for line in text.splitlines() if re.search(r"^[^#]*launch\.py", line))
         words[name] = shlex.split(line.rpartition("launch.py ")[2].rstrip("& "))
     args = pod()["spec"]["containers"][0]["args"]
-    words["kubernetes.yaml"] = args[args.index("launch.py") + 1 :]
+    words["kubernetes.yaml"] = args[args.index("labinfer") + 1 :]
     return words
 
 
@@ -116,6 +117,16 @@ def test_probes_ask_for_routes_without_a_key():
 
 def test_pod_has_more_time_to_end_than_open_requests():
     assert pod()["spec"]["terminationGracePeriodSeconds"] > server_options("kubernetes.yaml").drain_timeout
+
+
+def test_pod_suits_the_image_of_the_dockerfile():
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (container,) = pod()["spec"]["containers"]
+    assert f"--uid {container['securityContext']['runAsUser']} labinfer" in dockerfile
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert f"\nVOLUME {mounts['cache']}\n" in dockerfile
+    assert '\nENTRYPOINT ["labinfer"]\n' in dockerfile and "command" not in container
+    assert container["args"][0] in COMMANDS
 
 
 def test_manifest_is_valid_by_the_schemas_of_kubernetes():
