@@ -13,7 +13,7 @@ STANDARD_OUTPUT = 1
 
 
 class StandardOutput(io.FileIO):
-    """Descriptor 1 for writing."""
+    """Standard output as a raw file: descriptor 1, opened for writing and never closed."""
 
     def __init__(self) -> None:
         super().__init__(STANDARD_OUTPUT, "w", closefd=False)
