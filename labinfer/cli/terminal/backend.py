@@ -20,7 +20,7 @@ class MessageRefused(AnswerFailed):
     """A message that the backend refuses, for example because it is too long. A retry does not help."""
 
 
-class ReasoningText(str):
+class ReasoningPiece(str):
     """A piece of the model's reasoning."""
 
 
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """
 
     def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
-        """Yield the answer's text in pieces as they arrive, reasoning as ``ReasoningText``. Closing the iterator aborts the
+        """Yield the answer's text in pieces as they arrive, reasoning as ``ReasoningPiece``. Closing the iterator aborts the
         generation.
 
         Args:

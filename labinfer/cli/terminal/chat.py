@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
-from labinfer.cli.terminal.backend import AnswerFailed, Backend, ChatReply, MessageRefused, ReasoningText
+from labinfer.cli.terminal.backend import AnswerFailed, Backend, ChatReply, MessageRefused, ReasoningPiece
 from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.terminal import Terminal
 from labinfer.comm.group.signals import SignalGuard
@@ -114,7 +114,7 @@ class Chat:
                 for piece in pieces:
                     if answer.seconds_to_first is None:
                         answer.seconds_to_first = self._clock() - begin
-                    if isinstance(piece, ReasoningText):
+                    if isinstance(piece, ReasoningPiece):
                         if thinks_since is None:
                             thinks_since = self._clock()
                             self._terminal.say("[thinking …]")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labinfer.base.errors import Interrupted, UserError
 from labinfer.base.sampling_params import MAX_SEED, SamplingParams
-from labinfer.cli.terminal.backend import ChatReply, MessageRefused, ReasoningText
+from labinfer.cli.terminal.backend import ChatReply, MessageRefused, ReasoningPiece
 from labinfer.engine.request import FinishReason
 from labinfer.requests.outputs import RequestState
 from labinfer.requests.prompts import ChatPrompt
@@ -71,4 +71,4 @@ class OwnRanks:
                     yield from filter(None, [delta.text])
                     continue
                 events = parser.feed(delta.text) + (parser.finish() if delta.finish_reason else [])
-                yield from (ReasoningText(part.text) if isinstance(part, Reasoning) else part.text for part in events)
+                yield from (ReasoningPiece(part.text) if isinstance(part, Reasoning) else part.text for part in events)

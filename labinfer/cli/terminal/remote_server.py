@@ -14,7 +14,7 @@ import msgspec
 
 import labinfer
 from labinfer.base.errors import UserError
-from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, ReasoningText
+from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, ReasoningPiece
 from labinfer.comm.group.signals import SignalGuard
 
 TIMEOUT_SECONDS = 10.0
@@ -122,7 +122,7 @@ class RemoteServer:
                     answer.finish_reason = choice.finish_reason or answer.finish_reason
                     delta = choice.delta or _Delta()
                     if reasoning := delta.reasoning or delta.reasoning_content:
-                        yield ReasoningText(reasoning)
+                        yield ReasoningPiece(reasoning)
                     if text := delta.content or delta.refusal:
                         yield text
                 if usage := chunk.usage:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labinfer.base.errors import ExitStatus, Interrupted, UserError
-from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, ReasoningText
+from labinfer.cli.terminal.backend import AnswerFailed, ChatReply, MessageRefused, ReasoningPiece
 from labinfer.cli.terminal.chat import COMMANDS, Chat
 from labinfer.cli.terminal.conversation import Conversation, settings
 from labinfer.cli.terminal.line_editor import History
@@ -265,7 +265,7 @@ class Echo:
             answer.finish_reason = "content_filter"
             return
         if "think" in text:
-            yield from map(ReasoningText, ("Hm", ", so"))
+            yield from map(ReasoningPiece, ("Hm", ", so"))
         if "nothing" not in text:
             yield from text
         answer.finish_reason = "length" if "long" in text else "stop"
