@@ -70,7 +70,9 @@ EXTENSIONS = {
         *(f"functions/{name}.py" for name in ("autotune", "roofline_limits", "rank_calls")),
         *("comm/links.py", "worker/stats_reporter.py", "observe/*.py"),
     ),
-    "transports": tuple(f"comm/{name}.py" for name in ("mpi", "torch_dist", "shared_memory", "segment", "polling")),
+    "transports": tuple(
+        f"comm/{name}.py" for name in ("mpi", "torch_dist", "routed", "shared_memory", "segment", "polling")
+    ),
     "health channel": ("comm/health_*.py", "comm/rendezvous.py", "comm/listening.py", "base/heartbeat.py"),
     "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
     "plugins": ("base/plugins.py", "functions/check_plugins.py"),

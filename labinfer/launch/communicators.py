@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from labinfer.base.plan import Command, DraftAnswer, DraftCommand
 from labinfer.base.rank_stats import WorkerStats
-from labinfer.comm.communicator import Communicator
+from labinfer.comm.communicator import Communicator, name_ranks
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.routed import RoutedCommunicator
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.shared_memory_ring import share_rings
 from labinfer.comm.spmd.command_senders import command_senders
+from labinfer.comm.spmd.machine import RankInfo
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.launch.layout.layout import Layout
 from labinfer.observe.progress_line import compile_progress
+
+logger = logging.getLogger(__name__)
+
+HOST_TRANSPORTS = ("gloo", "mpi", "local")
+"""Names of transports that move tensors through host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +71,9 @@ def make_communicators(
     for rank in sorted(placed):
         by_machine.setdefault(group.everyone[rank].node, []).append(rank)
     machine = group.split([*by_machine.values(), *spare])
-    carrier = "cpu" if spare else layout.carrier(placed, group.everyone)
     comms = [group.split([everyone]) for _ in range((not shares_channel) + has_pipeline)]
     if has_pipeline:
-        comms.append(group.split([everyone], [carrier]))
+        comms.append(_make_activations(group, direct_links(layout, group.everyone)))
     drafts = None
     if layout.draft_devices:
         senders = dict.fromkeys(layout.draft_devices, 0)
@@ -76,6 +84,7 @@ def make_communicators(
         stage_host = group.split([*stages, *spare])
         if group.rank not in placed or carriers[topology.place(group.rank).stage] == "cpu":
             stage_host = None
+    _log_accelerators(group, layout, stage)
     if may_share and group.rank in placed:  # last, so that a rank that must compile delays only its own machine
         comms = _share_messages(group, layout, machine, by_machine[group.everyone[group.rank].node], comms)
     activations, results = (comms.pop(), comms.pop()) if has_pipeline else (None, None)
@@ -91,6 +100,66 @@ def make_communicators(
         channel=channel,
         drafts=drafts,
     )
+
+
+def _log_accelerators(group: RankGroup, layout: Layout, stage: Communicator) -> None:
+    """Log on rank 0 which ranks share an accelerator, and what the all-reduces of stages on accelerators use. Collective over all ranks."""
+    libraries, sharing = group.gather_bytes(stage.name.encode()), defaultdict(list)
+    if group.rank > 0:
+        return
+    for rank, device in layout.devices.items():
+        if device.type != "cpu":
+            sharing[layout.memory(rank, group.everyone)].append(rank)
+    for ranks in sharing.values():
+        if len(ranks) > 1:
+            logger.warning(
+                "%s share %s on %s: each has a part of its memory, and their tensors go through host memory; start one rank per accelerator",
+                name_ranks(ranks),
+                layout.devices[ranks[0]],
+                group.everyone[ranks[0]].node,
+            )
+    for number in range(layout.topology.num_stages):
+        ranks = layout.topology.stage_ranks(number)
+        if len(ranks) > 1 and layout.devices[ranks[0]].type != "cpu":
+            library = libraries[ranks[0]].decode()
+            how = f"go through host memory ({library})" if library in HOST_TRANSPORTS else f"use {library}"
+            logger.info("stage %d: all-reduces of %s %s", number, name_ranks(ranks), how)
+
+
+def direct_links(layout: Layout, everyone: Sequence[RankInfo]) -> dict[str, list[int]]:
+    """Ranks that send activations directly from accelerator to accelerator, by device type.
+
+    A library such as NCCL connects accelerators of one type with one rank each, so of the ranks that share an accelerator only the first
+    uses it.
+    """
+    topology, first_rank, ranks = layout.topology, {}, defaultdict(set)
+    for rank in topology.placed_ranks:
+        first_rank.setdefault(layout.memory(rank, everyone), rank)
+    alone = set(first_rank.values())
+    for place in topology.places:
+        if (source := topology.activation_source(place)) is None or not alone.issuperset((source, place.rank)):
+            continue
+        if (name := layout.carrier((source, place.rank), everyone)) != "cpu":
+            ranks[name] |= {source, place.rank}
+    return {name: sorted(numbers) for name, numbers in ranks.items()}
+
+
+def _make_activations(group: RankGroup, links: Mapping[str, Sequence[int]]) -> Communicator:
+    """Communicator of all ranks for activations. Collective over all ranks.
+
+    Args:
+        links: see ``direct_links``.
+    """
+    everyone, groups = range(group.size), list(links.values())
+    if any(len(ranks) == group.size for ranks in groups):
+        return group.split(groups, list(links))
+    host = group.split([everyone])
+    if not links:
+        return host
+    others = [rank for rank in everyone if all(rank not in ranks for ranks in groups)]
+    direct = group.split([*groups, others] if others else groups, [*links, "cpu"][: len(groups) + bool(others)])
+    ranks = next((ranks for ranks in groups if group.rank in ranks), None)
+    return host if ranks is None else RoutedCommunicator(host, direct, ranks)
 
 
 def _share_messages(
