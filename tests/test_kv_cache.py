@@ -33,7 +33,7 @@ def checkpoint(request, tmp_path_factory):
 
 def test_captured_steps_are_left_room_beside_the_blocks(checkpoint, monkeypatch):
     for room in (0, 1 << 20):
-        monkeypatch.setattr(kv_capacity, "free_memory", lambda device, room=room: CAPTURED_BYTES + room)
+        monkeypatch.setattr(kv_capacity, "free_memory", lambda device, given=0, room=room: CAPTURED_BYTES + room)
         options = {"memory_utilization": 1.0, "block_size": BLOCK, "autotune": False, "weight_cache_size": 0.0}
         if not room:
             with pytest.raises(UserError, match="too little memory for a KV cache"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from labinfer.base.config import EngineOptions
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.spmd.accelerator import torch_device, use_device
+from labinfer.comm.spmd.devices import torch_device, use_device
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.launch.answer_files import AnswerFiles, identify_answer_files, setting_stamps
 from labinfer.launch.communicators import Communicators, connect, make_communicators

@@ -13,7 +13,7 @@ from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.speculative_options import FLAG
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.local import LocalCommunicator
-from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import torch_device
 from labinfer.comm.spmd.environment import LaunchEnvironment
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.comm.spmd.topology import Place
@@ -84,7 +84,7 @@ class LoadedDraftModel:
         self._max_num_batched_tokens = options.scheduler.max_num_batched_tokens
         per_state = self.layout.meta(self.place).bytes_per_sequence
         sharing = layout.sharing_device(group.rank, group.everyone)
-        room = free_memory(self._device) / sharing * options.cache.memory_utilization
+        room = free_memory(self._device, options.cache.num_kv_blocks) / sharing * options.cache.memory_utilization
         num_states = draft_states_that_fit(int(room), per_state, options.scheduler.max_num_seqs)
         if per_state and num_states < STATES_EACH:
             raise UserError(

@@ -11,7 +11,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.plan import DraftAnswer, DraftRequest, EndRun
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import torch_device
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.functions.provider import Provider
 from labinfer.launch.communicators import Communicators
@@ -118,7 +118,7 @@ def build_draft_rank(
     name = options.scheduler.speculative_config.model
     model = load_draft_model(group, options, layout, providers=providers, weight_cache=weight_cache)
     device, scheduling = torch_device(layout.draft_devices[group.rank]), options.scheduler
-    free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
+    free = free_memory(device, options.cache.num_kv_blocks) // layout.sharing_device(group.rank, group.everyone)
     if device.type == "cpu" and weight_cache is not None:  # the system counts memory-mapped files as available memory
         free -= weight_cache.mapped_bytes()
     capture = find_capture(providers, 1)

@@ -11,7 +11,7 @@ from torch import nn
 
 from labinfer.base.config import EngineOptions
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import torch_device
 from labinfer.comm.spmd.machine import keep_freed_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.provider import Provider

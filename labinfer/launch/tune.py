@@ -14,7 +14,7 @@ import labinfer
 from labinfer.base.config import EngineOptions
 from labinfer.base.plugins import PLUGINS
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import torch_device
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.autotune import (
     Times,

@@ -20,9 +20,8 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.shared_memory_ring import LARGEST_BYTES, share_rings
-from labinfer.comm.spmd.accelerator import use_device
 from labinfer.comm.spmd.command_senders import command_senders
-from labinfer.comm.spmd.devices import carrier, resolve_device
+from labinfer.comm.spmd.devices import carrier, resolve_device, use_device
 from labinfer.comm.spmd.topology import per_stage
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker

@@ -17,7 +17,7 @@ from labinfer.cli.bench.options import FunctionBenchOptions
 from labinfer.cli.commands.plot_file import check_plot
 from labinfer.cli.commands.roofline import Figure, draw_roofline
 from labinfer.cli.commands.session import Session
-from labinfer.comm.spmd.accelerator import use_device
+from labinfer.comm.spmd.devices import use_device
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import parse_overrides

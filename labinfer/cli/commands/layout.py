@@ -12,8 +12,7 @@ from labinfer.base.errors import ExitStatus
 from labinfer.cli.commands.session import Session
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.spmd.accelerator import torch_device
-from labinfer.comm.spmd.devices import DeviceName
+from labinfer.comm.spmd.devices import DeviceName, torch_device
 from labinfer.comm.spmd.machine import RankInfo, free_memory
 from labinfer.engine.cache_capacity import BlockCounts, CacheRoom, pool_rooms, sum_fields
 from labinfer.launch.draft_model import plan_draft_model
@@ -53,7 +52,7 @@ def run(session: Session, own: PlanOptions) -> int:
     group, status = session.join(), ExitStatus.OK
     directory, config = find_model(group, session.options)
     everyone = group.everyone
-    parallel = session.options.parallel
+    parallel, num_kv_blocks = session.options.parallel, session.options.cache.num_kv_blocks
     if group.size == 1:
         tp = parallel.tensor_parallel_size
         world_size = sum(tp) if len(tp) > 1 else tp[0] * max(1, parallel.pipeline_parallel_size, len(parallel.layers))
@@ -68,9 +67,9 @@ def run(session: Session, own: PlanOptions) -> int:
         draft = _plan_draft_model(session, layout, everyone) if group.rank == 0 else None
         on_rank0 = None if layout.draft_devices else draft
         if group.size == 1:
-            free = {rank: free_memory(torch_device(name)) for rank, name in layout.all_devices.items()}
+            free = {rank: free_memory(torch_device(name), num_kv_blocks) for rank, name in layout.all_devices.items()}
         else:
-            free = _gather_free(group, layout)
+            free = _gather_free(group, layout, num_kv_blocks)
         if group.rank == 0:
             of_rank = {
                 rank: RankBytes.make(layout, everyone, rank, free=free[rank], draft=on_rank0 if rank == 0 else None)
@@ -194,8 +193,10 @@ def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:
     return title + ", as if all ranks were on this machine" * (is_alone and num_ranks > 1)
 
 
-def _gather_free(group: RankGroup, layout: Layout) -> dict[int, int]:
-    mine = torch.tensor([free_memory(torch_device(layout.all_devices.get(group.rank, DeviceName("cpu"))))])
+def _gather_free(group: RankGroup, layout: Layout, num_kv_blocks: int) -> dict[int, int]:
+    device = torch_device(layout.all_devices.get(group.rank, DeviceName("cpu")))
+    with group.raise_on_all_ranks():
+        mine = torch.tensor([free_memory(device, num_kv_blocks)])
     return dict(zip(group.ranks, map(int, group.comm.all_gather(mine)), strict=True))
 
 

@@ -198,7 +198,14 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: 
     parallel, runtime = options.parallel, options.runtime
     progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)
     own = interfaces()
-    mine = describe_rank(environment.rank, environment.local_rank, environment.node_name, list(own), plugins)
+    mine = describe_rank(
+        environment.rank,
+        environment.local_rank,
+        environment.node_name,
+        list(own),
+        plugins,
+        uses_accelerator=any(device != "cpu" for device in parallel.device),
+    )
     with time_limit_for_joining(environment, runtime.timeout):
         comm = _join_transport(environment, parallel, runtime, progress=progress, mine=mine, own=own)
     everyone = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from labinfer.base.errors import UserError
 from labinfer.comm.spmd.machine import RankInfo
 
@@ -48,9 +50,30 @@ def resolve_device(flag: str, info: RankInfo) -> DeviceName:
     return DeviceName(kind, int(index) if index else info.local_rank % info.num_accelerators)
 
 
+def torch_device(name: DeviceName) -> torch.device:
+    """``torch.device`` of a device of this rank. Torch may not know the device types of other ranks."""
+    return torch.device(str(name))
+
+
+def use_device(name: DeviceName) -> torch.device:
+    """``torch.device`` of this rank's device, which becomes the thread's current device.
+
+    Torch's operations, process groups and libraries of vendors use the current device wherever a call names no index. Without this call
+    that is accelerator 0 on every rank.
+    """
+    device = torch_device(name)
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)
+    return device
+
+
 def device_memory(info: RankInfo, device: DeviceName) -> Hashable:
     """Identifier of the memory of a rank's device; equal for ranks that share the memory."""
-    return info.memory if device.type == "cpu" else (info.node, device)
+    return info.memory if device.type == "cpu" else (info.node, device.type, _accelerator_id(info, device))
+
+
+def _accelerator_id(info: RankInfo, device: DeviceName) -> str:
+    return info.accelerator_ids[device.index] if info.accelerator_ids else str(device.index)
 
 
 def carrier(devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> str:

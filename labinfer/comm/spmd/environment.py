@@ -20,6 +20,8 @@ from pathlib import Path
 from labinfer.base.config import DEFAULT_HUB
 from labinfer.base.errors import UserError
 
+VISIBLE_DEVICES = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+"""Variables that make accelerators visible to a process, by device type, unless named like ``CUDA_VISIBLE_DEVICES``."""
 GOMP_SPINCOUNT = "1000"
 """Spin iterations of GNU OpenMP threads at a barrier before they sleep."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -217,6 +219,12 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
     env = os.environ if environ is None else environ
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
+
+
+def visible_devices(device_type: str) -> list[str]:
+    """Accelerators that the environment makes visible to this process, as named there; empty if it does not restrict them."""
+    name = VISIBLE_DEVICES.get(device_type, f"{device_type.upper()}_VISIBLE_DEVICES")
+    return [entry.strip() for entry in os.environ.get(name, "").split(",") if entry.strip()]
 
 
 def choose_gloo_interface(name: str) -> None:

@@ -12,6 +12,14 @@ from pathlib import Path
 import msgspec
 import torch
 
+from labinfer.base.errors import UserError
+from labinfer.comm.spmd.accelerator import (
+    accelerator_ids,
+    empty_cache,
+    max_memory_allocated,
+    memory_info,
+    memory_reserved,
+)
 from labinfer.comm.spmd.address_space import address_space_left, address_space_limit
 from labinfer.comm.spmd.cgroup import Cgroup
 from labinfer.comm.spmd.processes import pid_space
@@ -20,6 +28,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt(3)``, as in glibc's malloc.h."""
 LARGEST_KEPT, LARGEST_KEPT_EARLIER = 256 << 20, 32 << 20
 """Largest allocation in bytes that malloc keeps when it is freed. glibc before 2.35 accepts at most the second value."""
+
+
+UNKNOWN_BYTES = 1 << 50
+"""Stands for an unknown amount of free memory: more than any accelerator has."""
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +49,8 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     accelerator: str
     """Device type that torch offers besides the CPU; empty if none."""
     num_accelerators: int
+    accelerator_ids: list[str] = []
+    """Identifier of each accelerator on the node, see ``accelerator.accelerator_ids``; empty if they are told apart by number."""
     torch_version: str
     addresses: list[str] = []
     """Network addresses of the machine, without loopback."""
@@ -60,9 +74,19 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_rank(
-    rank: int, local_rank: int, node: str, addresses: Sequence[str] = (), plugins: Sequence[str] = ()
+    rank: int,
+    local_rank: int,
+    node: str,
+    addresses: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    *,
+    uses_accelerator: bool = False,
 ) -> RankInfo:
-    """``RankInfo`` of this process."""
+    """``RankInfo`` of this process.
+
+    Args:
+        uses_accelerator: whether to read the identifiers of accelerators, which initializes their library.
+    """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     count = torch.accelerator.device_count() if accelerator else 0
     return RankInfo(
@@ -74,6 +98,7 @@ def describe_rank(
         cpu_limit=cpu_limit(),
         accelerator=accelerator.type if accelerator else "",
         num_accelerators=count,
+        accelerator_ids=accelerator_ids(accelerator.type, count) if accelerator and uses_accelerator else [],
         torch_version=str(torch.__version__),  # a str subclass, which msgspec does not accept
         addresses=list(addresses),
         pid=os.getpid(),
@@ -129,18 +154,31 @@ def cpu_limit() -> float:
     return min(Cgroup().cpu_quota(), os.cpu_count() or 1)
 
 
-def free_memory(device: torch.device) -> int:
-    """Free bytes of a device; for the CPU, the kernel's available memory within the limits of the container and of this process."""
+def free_memory(device: torch.device, num_kv_blocks: int = 0) -> int:
+    """Free bytes of a device; for the CPU, the kernel's available memory within the limits of the container and of this process.
+
+    Args:
+        num_kv_blocks: ``--num-kv-blocks``. If it is given, an accelerator whose free memory is unknown has ``UNKNOWN_BYTES``.
+
+    Raises:
+        UserError: torch does not tell the free memory of an accelerator.
+    """
     if device.type == "cpu":
         available = _meminfo("MemAvailable")
         return int(min(available, Cgroup().memory_left(), address_space_left()))
-    return torch.accelerator.get_memory_info(device)[0]
+    if (info := memory_info(device)) is None:
+        if num_kv_blocks:
+            return UNKNOWN_BYTES
+        raise UserError(
+            f"torch does not tell the free memory of {device}, which the size of the KV cache depends on; give --num-kv-blocks"
+        )
+    return info[0]
 
 
 def total_memory(device: torch.device) -> int:
-    """Total bytes of a device; for the CPU, the machine's memory within the limits of the container and of this process."""
+    """Total bytes of a device, 0 if torch does not tell; for the CPU, the machine's memory within the limits of the container and of this process."""
     if device.type != "cpu":
-        return torch.accelerator.get_memory_info(device)[1]
+        return (memory_info(device) or (0, 0))[1]
     return int(min(_meminfo("MemTotal"), Cgroup().memory_limit(), address_space_limit()))
 
 
@@ -148,7 +186,7 @@ def used_memory(device: torch.device, total: int) -> int:
     """Used bytes of a device's ``total_memory``: for the CPU of all processes, for an accelerator of this process. The accelerator itself is
     not queried, as another thread may be capturing a graph."""
     if device.type != "cpu":
-        return torch.accelerator.memory_reserved(device)
+        return memory_reserved(device)
     return max(0, total - free_memory(device))
 
 
@@ -161,7 +199,7 @@ def _meminfo(name: str) -> int:
 def peak_memory(device: torch.device) -> int:
     """Peak memory of this rank in bytes: resident memory, plus allocations on an accelerator."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return resident if device.type == "cpu" else resident + torch.accelerator.max_memory_allocated(device)
+    return resident if device.type == "cpu" else resident + max_memory_allocated(device)
 
 
 def keep_freed_memory() -> None:
@@ -183,8 +221,7 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()
+    empty_cache()
 
 
 def private_memory() -> int:

@@ -13,7 +13,7 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
-from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import torch_device
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.engine.cache_capacity import (
@@ -149,14 +149,14 @@ def agree_on_blocks(
     useful = layout.useful_blocks(options.scheduler.max_num_seqs)
     per_block, per_state = layout.block_bytes(place), meta.bytes_per_sequence
     device = torch_device(layout.devices[group.rank])
-    free = free_memory(device) // layout.sharing_device(group.rank, group.everyone)
     weights = WeightCache.from_home(cache.weight_cache_size)
-    if device.type == "cpu" and weights is not None:  # the system counts memory-mapped files as available memory
-        free -= weights.mapped_bytes()
     with group.raise_on_all_ranks():
+        free = free_memory(device, cache.num_kv_blocks) // layout.sharing_device(group.rank, group.everyone)
         host = swap_bytes(group, options, layout, per_block)
         num_host_states = states_that_fit(host, per_state, options.scheduler.max_num_seqs, each=1)
         num_host = min(useful, (host - num_host_states * per_state) // max(1, per_block))
+    if device.type == "cpu" and weights is not None:  # the system counts memory-mapped files as available memory
+        free -= weights.mapped_bytes()
     if device.type == "cpu":  # both pools use the same memory
         free -= num_host * per_block + num_host_states * per_state
     free -= captured_bytes + (draft_model.state_bytes if draft_model is not None else 0)

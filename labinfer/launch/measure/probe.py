@@ -23,7 +23,7 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.links import measure_links
-from labinfer.comm.spmd.accelerator import torch_device, use_device
+from labinfer.comm.spmd.devices import torch_device, use_device
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.launch.build import build_placed

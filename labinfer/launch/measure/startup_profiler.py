@@ -24,7 +24,7 @@ from labinfer.base.plan import (
 from labinfer.base.rank_stats import StepTimes
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.pipeline import PipelineCommunicator
-from labinfer.comm.spmd.accelerator import torch_device
+from labinfer.comm.spmd.devices import torch_device
 from labinfer.comm.spmd.topology import Place
 from labinfer.launch.layout.layout import Layout
 from labinfer.worker.kv_cache import KVCacheManager

@@ -60,7 +60,7 @@ def test_start_by_a_plan_has_its_kv_tokens(tmp_path, monkeypatch, capfd):
     model, path = str(golden(KIND).directory), str(tmp_path / "plan.json")
     options = {"block_size": 4, "max_num_seqs": 512, "memory_utilization": 0.01}
     for module in (cgroup_limits, kv_capacity):
-        monkeypatch.setattr(module, "free_memory", lambda device: free)
+        monkeypatch.setattr(module, "free_memory", lambda device, given=0: free)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     assert main(["plan", "--auto", "--save", path, "--model", model, "--threads", "1", "--no-autotune", *flags]) == 0
     told = int(re.search(r"KV tokens: (\d+)", capfd.readouterr().out)[1])

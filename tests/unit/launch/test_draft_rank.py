@@ -26,7 +26,7 @@ def num_blocks(monkeypatch, *, free: int, mapped: int = 0, **cache) -> int:
         make_cache=lambda count, *_: blocks.append(count),
     )
     monkeypatch.setattr(draft_rank, "load_draft_model", lambda *_, **named: model)
-    monkeypatch.setattr(draft_rank, "free_memory", lambda device: 2 * free << 20)
+    monkeypatch.setattr(draft_rank, "free_memory", lambda device, given=0: 2 * free << 20)
     build_draft_rank(
         SimpleNamespace(rank=2, everyone=[], environment=SimpleNamespace(model_dir="")),
         EngineOptions.from_flat({"speculative_config": {"model": "small", "draft_rank": 2}, **cache}),

@@ -16,7 +16,7 @@ SPECULATION = json.dumps({"model": "demo", "draft_rank": 2})
 @pytest.mark.parametrize(("free", "status"), [(CAPTURED + (4 << 20), 1), (CAPTURED + (64 << 20), 0)])
 def test_draft_model_that_is_too_large_for_its_rank_is_told(free, status, monkeypatch, capfd):
     """The draft model has 5.6 MiB of weights, each of the two stages 1.1."""
-    monkeypatch.setattr(layout, "free_memory", lambda device: 3 * free)
+    monkeypatch.setattr(layout, "free_memory", lambda device, given=0: 3 * free)
     flags = ["--model", "demo-draft", "-pp", "2", "--ranks", "0,1", "--speculative-config", SPECULATION]
     assert main(["plan", *flags, "--threads", "1"]) == status
     complaints = [line for line in capfd.readouterr().out.splitlines() if "has too little memory" in line]
@@ -30,7 +30,7 @@ def test_draft_model_that_is_too_large_for_its_rank_is_told(free, status, monkey
 @pytest.mark.parametrize(("free", "status"), [(CAPTURED + (7 << 19), 0), (CAPTURED + (2 << 20), 1)])
 def test_stages_in_one_memory_have_room_together(free, status, monkeypatch, capfd):
     """Five layers take more than half of the memory, one takes less."""
-    monkeypatch.setattr(layout, "free_memory", lambda device: 2 * free)
+    monkeypatch.setattr(layout, "free_memory", lambda device, given=0: 2 * free)
     assert main(["plan", "--model", "demo", "--layers", "5,1", "--threads", "1"]) == status
     lines = capfd.readouterr().out.splitlines()
     (num_blocks,) = (int(line.split()[2]) for line in lines if line.startswith("KV cache: "))
