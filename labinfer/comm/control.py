@@ -84,7 +84,7 @@ class ControlChannel:
                 self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to receive a command")
 
     def _receive(self, source: int, what: str, timeout: float | None = None) -> list[torch.Tensor]:
-        """Tensors of one message."""
+        """Receive one message from ``source``, as the tensors that it was sent in."""
         first = torch.empty(wire.CHUNK, dtype=torch.uint8)
         self._comm.irecv(first, source).wait(what, timeout)
         parts = [first]

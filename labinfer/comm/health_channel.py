@@ -76,7 +76,7 @@ class FaultOptions:
     text that describes the action."""
 
     def name(self, rank: int) -> str:
-        """Text that names a rank and its machine."""
+        """Text that names ``rank`` and its machine."""
         return f"rank {rank} on {self.hosts[rank]}" if rank < len(self.hosts) else f"rank {rank}"
 
     def kill(self, rank: int) -> None:

@@ -22,7 +22,7 @@ class LinkTimes:
     """Latency and bandwidth of a link, as the mean of both directions."""
 
     latency: float
-    """Seconds until a small message arrives."""
+    """Seconds until a small message arrives at the other host."""
     bytes_per_second: float
     """Bandwidth of a large message, without latency."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from labinfer.base.errors import UserError
 
 ANY_PORT = (0,)
-"""Let the system choose a free port."""
+"""Ports of ``listen`` that let the system choose a free one."""
 
 
 def listen(ports: Sequence[int], backlog: int) -> socket.socket:

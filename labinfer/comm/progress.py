@@ -21,7 +21,7 @@ class Progress:
     """Current step and wait of one rank. One object per process, shared by all parts that compute or wait."""
 
     rank: int = 0
-    """World rank."""
+    """World rank of this process."""
     label: str = "this rank"
     """Name of the rank in errors: ``rank 2 (stage 1, tp 0)``."""
     timeout: float = 300.0

@@ -26,7 +26,7 @@ from labinfer.native import compiler
 logger = logging.getLogger(__name__)
 
 NAME, SOURCES = "comm", Path(__file__).parent
-"""Arguments of ``compiler.load``."""
+"""Name and source folder of this library, for ``compiler.load``."""
 SLOT_BYTES = 512 * 1024
 """Bytes that a rank publishes at a time. Two slots of each rank fit in the cache. Larger tensors are exchanged in pieces."""
 COUNTER_BYTES = 128
@@ -63,7 +63,7 @@ class SharedSegment:
     """Memory that all ranks of a group have mapped."""
 
     library: ctypes.CDLL
-    """Compiled functions for the memory."""
+    """Compiled functions that read and write the memory."""
     memory: mmap
     labels: list[str]
     """Name of each rank in errors."""

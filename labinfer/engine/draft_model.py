@@ -24,13 +24,13 @@ class DraftModel(Protocol):
     """Sizes of its KV cache and state slots."""
 
     def run(self, plan: BatchPlan) -> BatchResult:
-        """Run a plan's tokens and sample."""
+        """Run the tokens of a plan and sample its next tokens."""
         ...
 
 
 @dataclass(eq=False, kw_only=True)
 class DraftedSequence:
-    """A sequence in the draft model's cache."""
+    """State of a sequence in the draft model's KV cache."""
 
     cache: SequenceCache
     tail: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class DraftedSequence:
 
 @dataclass(eq=False, kw_only=True)
 class Draft:
-    """Draft of a sequence in progress."""
+    """A draft that is being made for one sequence."""
 
     sequence: Sequence
     drafted: DraftedSequence

@@ -334,7 +334,7 @@ class LLMEngine:
         return advanced
 
     def load(self) -> EngineLoad:
-        """Current load."""
+        """Number of running and waiting sequences, and usage of the KV cache, now."""
         running = self.scheduler.running
         return EngineLoad(
             num_running=len(running),

@@ -56,7 +56,7 @@ class RequestQueues:
                 queue.remove(sequence)
 
     def end_group(self, group: SequenceGroup) -> None:
-        """Free the slots of a group."""
+        """Free the queue slots that are reserved for the members of a group."""
         if group in self._groups:
             self._groups.remove(group)
 

@@ -83,7 +83,7 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     logprobs: list[TokenLogprobs] = []
     """Log-probabilities of the new tokens, if requested."""
     finish_reason: FinishReason | None = None
-    """Set in the last update."""
+    """Why the answer ended; set only in its last update."""
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[TokenLogprobs] | None = None

@@ -72,7 +72,7 @@ class RoundOverheads:
         return any(size[0] == decodes and size[1] for size in self._last_seen)
 
     def _forget(self, decodes: int) -> None:
-        """Drop estimates of draft lengths that were not tried for ``FORGET_AFTER`` rounds."""
+        """Drop overhead estimates of draft lengths that were not tried for ``FORGET_AFTER`` rounds."""
         for size, asked in [*self._last_seen.items()]:
             if size[0] == decodes and size[1] and self._num_asked[decodes] - asked >= FORGET_AFTER:
                 del self._last_seen[size], self._seconds[size]

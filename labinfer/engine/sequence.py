@@ -257,7 +257,7 @@ class Sequence:
         return FinishReason.ABORT
 
     def update(self) -> AnswerUpdate:
-        """Return the update since the last call."""
+        """Return the tokens and events since the last call."""
         if self.request.pooling:
             return AnswerUpdate(
                 index=0,

@@ -110,7 +110,7 @@ class FunctionCall(Protocol):
         ...
 
     def work(self, rows: int, setting: CallSetting) -> Work:
-        """Work for ``rows`` tokens."""
+        """Lower bounds of memory traffic and arithmetic for ``rows`` tokens."""
         ...
 
 
@@ -157,7 +157,7 @@ class WeightCall(FunctionCall, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LinearCall:
-    """Product with one matrix (outputs, inputs)."""
+    """A product with one matrix (outputs, inputs)."""
 
     target: str
     quantization: str
@@ -188,7 +188,7 @@ class LinearCall:
 
 @dataclass(frozen=True)
 class AddRMSNormCall:
-    """``add_rms_norm`` with hidden size ``size``."""
+    """A call of ``add_rms_norm`` with hidden size ``size``."""
 
     size: int
     target = "add_rms_norm"
@@ -204,7 +204,7 @@ class AddRMSNormCall:
 
 @dataclass(frozen=True)
 class GatedActivationCall:
-    """Gated activation with ``columns`` MLP columns: ``silu_and_mul``, or another function with its signature."""
+    """A call of a gated activation with ``columns`` MLP columns: ``silu_and_mul``, or a function of equal signature."""
 
     columns: int
     target: str = "silu_and_mul"
@@ -219,7 +219,7 @@ class GatedActivationCall:
 
 @dataclass(frozen=True, kw_only=True)
 class RotateAndWriteCall:
-    """``rotate_and_write`` of this rank's heads."""
+    """A call of ``rotate_and_write`` with this rank's heads."""
 
     heads: int
     """Query heads, H."""
@@ -252,7 +252,7 @@ class RotateAndWriteCall:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedAttentionCall:
-    """``paged_attention`` of this rank's heads."""
+    """A call of ``paged_attention`` with this rank's heads."""
 
     head_ptr: tuple[int, ...]
     """KV head k is read by query heads ``head_ptr[k]:head_ptr[k + 1]``."""
@@ -299,7 +299,7 @@ def step_counts(rows: int) -> list[int]:
 
 @runtime_checkable
 class Caller(Protocol):
-    """A module that calls functions."""
+    """A module that lists the function calls that it makes."""
 
     def calls(self) -> Iterator[FunctionCall]:
         """Calls that the module makes for every batch, its children excluded."""

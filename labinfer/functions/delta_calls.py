@@ -15,7 +15,7 @@ from labinfer.functions.family_protocols import CausalConv, DeltaRule, GatedNorm
 
 @dataclass(frozen=True, kw_only=True)
 class CausalConvCall:
-    """``causal_conv`` of this rank's channels."""
+    """A call of ``causal_conv`` with this rank's channels."""
 
     channels: int
     width: int
@@ -37,10 +37,10 @@ class CausalConvCall:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaRuleCall:
-    """``delta_rule`` of this rank's heads."""
+    """A call of ``delta_rule`` with this rank's heads."""
 
     key_heads: tuple[int, ...]
-    """Key head of each value head."""
+    """Index of the key head that serves each value head."""
     key_size: int
     value_size: int
     target = "delta_rule"
@@ -68,7 +68,7 @@ class DeltaRuleCall:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedNormCall:
-    """``gated_norm`` with ``heads`` heads of ``size``."""
+    """A call of ``gated_norm`` with ``heads`` heads of ``size`` values."""
 
     heads: int
     size: int

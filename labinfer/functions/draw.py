@@ -11,7 +11,7 @@ class Draw(msgspec.Struct, frozen=True):
     """One random draw: the token is a pure function of the row's logits, ``position`` and ``params``."""
 
     row: int
-    """Row of the logits."""
+    """Index of the row in the logits."""
     position: int
     """Position of the drawn token in its sequence."""
     params: DrawParams

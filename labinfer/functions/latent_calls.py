@@ -41,7 +41,7 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteLatentCall(LatentSizes):
-    """``write_latent`` of this rank's heads."""
+    """A call of ``write_latent`` with this rank's heads."""
 
     interleaved: bool = False
     target = "write_latent"

@@ -13,7 +13,7 @@ INT8_STEPS = 127
 """Largest quantized value of an int8 KV cache; -128 is unused, so that the range is symmetric."""
 SCALE_DTYPE = torch.float32
 TILE = 16
-"""Tokens per tile."""
+"""Tokens per tile of the tiled layouts."""
 
 
 class PoolLayout(Enum):

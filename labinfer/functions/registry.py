@@ -67,7 +67,7 @@ class HasDeviceType(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """A candidate implementation of a function."""
+    """A candidate implementation of a function, and what it supports."""
 
     name: str
     call: Callable

@@ -129,7 +129,7 @@ class LoadedDraftModel:
         )
 
     def run(self, plan: BatchPlan) -> BatchResult:
-        """Run the tokens of a plan and sample."""
+        """Run the tokens of a plan and sample its next tokens."""
         batch = self._runner.prepare(plan)
         return self._runner.sample(plan, batch, self._runner.run(plan, batch, None))
 

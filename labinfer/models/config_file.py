@@ -50,7 +50,7 @@ class ConfigFile:
         return self.with_values({key: value for key, value in self.values.items() if key not in keys})
 
     def with_values(self, values: dict[str, Any]) -> ConfigFile:
-        """A copy with other values."""
+        """A copy with ``values`` in place of all values."""
         file = copy(self)
         file.values = values
         return file
@@ -102,7 +102,7 @@ class ConfigFile:
 
     @property
     def architecture(self) -> str:
-        """Name of the model's family."""
+        """Class name in ``architectures``, under which the model's family is registered."""
         names = self.get("architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
             raise UserError(f"{self.path}: architectures should name one class, not {show_value(names)}")
@@ -125,5 +125,5 @@ class ConfigFile:
 
 
 def show_value(value: Any) -> str:
-    """``value``, shortened for an error."""
+    """Text of ``value``, shortened for an error message."""
     return f"{value!r:.60}"

@@ -24,11 +24,11 @@ class NetworkLink(msgspec.Struct, frozen=True):
     """Symmetric network link between two machines."""
 
     latency: float
-    """One-way seconds of an empty message."""
+    """Seconds that an empty message takes in one direction."""
     bytes_per_second: float
 
     def seconds(self, num_bytes: float) -> float:
-        """One-way seconds of a message of ``num_bytes``."""
+        """Seconds that a message of ``num_bytes`` takes in one direction."""
         return self.latency + num_bytes / self.bytes_per_second
 
 

@@ -78,13 +78,14 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one layer of a kind, a key of ``HostCosts.layer_kinds``."""
 
     linear: Points
-    """Matrix products, experts included, by rows (tokens)."""
+    """Seconds of the matrix products, experts included, by rows (tokens)."""
     small: Points
-    """Everything else that depends only on the number of rows: norms, activation, rope."""
+    """Seconds of everything else that depends only on the number of rows: norms, activation, rope."""
     decode: tuple[float, float, float]
-    """Attention of decodes: a0 + a1 * sequences + a2 * context tokens of all of them."""
+    """Seconds of decode attention: a0 + a1 * sequences + a2 * context tokens of all sequences."""
     chunk: tuple[float, float, float]
-    """Attention of a prefill chunk of q tokens after ``before`` cached tokens: b0 + b1 * q + b2 * q * (before + q / 2)."""
+    """Seconds of a prefill chunk's attention, of q tokens after ``before`` others: b0 + b1 * q + b2 * q * (before + q /
+    2)."""
     window: int = 0
     """Sliding window in tokens, the token itself included; 0 for full attention."""
     num_sums: int = MIXER_SUMS + 1
@@ -132,15 +133,15 @@ class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per rank of drafters with weights, beside the target model; 0 for drafters not in use."""
 
     first: int = 0
-    """Weights and captured steps of the draft model, on rank 0 (in the first stage)."""
+    """Bytes of the draft model's weights and captured steps, on rank 0 (in the first stage)."""
     first_kv: int = 0
-    """KV cache of the draft model per token."""
+    """Bytes of the draft model's KV cache per token."""
     first_state: int = 0
-    """Recurrent state of the draft model per sequence."""
+    """Bytes of the draft model's recurrent state per sequence."""
     last: int = 0
-    """Weights of the MTP layer, on the last stage, without the embedding."""
+    """Bytes of the MTP layer's weights, on the last stage, without the embedding."""
     last_kv: int = 0
-    """KV cache of the MTP layer per token."""
+    """Bytes of the MTP layer's KV cache per token."""
 
 
 class MeanBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,7 +82,7 @@ class Stage:
     machine: str
     costs: HostCosts
     begin: int
-    """First layer."""
+    """Index of the stage's first layer."""
     end: int
     """End of the stage's layers: one past the last layer."""
 
@@ -240,9 +240,9 @@ class Criterion:
     scale: float = 1.0
     """Factor from the combined time to seconds per request."""
     num_seqs: int = 1
-    """Concurrent sequences."""
+    """Number of concurrent sequences."""
     num_batches: int = 1
-    """Micro-batches in flight."""
+    """Number of micro-batches in flight."""
     num_stages: tuple[int, int] = (1, 1 << 30)
     """Minimum and maximum number of stages of the layouts to which it applies."""
     tokens_per_round: float = 0.0

@@ -16,25 +16,25 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     0045."""
 
     schedule: float = 300e-6
-    """Scheduling a step and processing its result on rank 0: constant part."""
+    """Seconds to schedule a step and to process its result, on rank 0: constant part."""
     schedule_sequence: float = 20e-6
-    """Scheduling and result processing per sequence of a micro-batch, including the handling of its token."""
+    """Seconds to schedule a sequence of a micro-batch and to process its result, its token included, on rank 0."""
     schedule_token: float = 0.5e-6
-    """Scheduling per token of a new prompt."""
+    """Seconds of scheduling per token of a new prompt."""
     broadcast: float = 60e-6
-    """Serializing a plan on rank 0."""
+    """Seconds to serialize a plan on rank 0, before it is sent."""
     send_plan: float = 20e-6
-    """Sending a plan to one rank."""
+    """Seconds to send a plan to one rank."""
     delivery: float = 60e-6
-    """From the end of sending a plan to its arrival, within one machine."""
+    """Seconds from the end of sending a plan to its arrival, within one machine."""
     decode: float = 40e-6
-    """Deserializing a plan on the receiving rank."""
+    """Seconds to deserialize a plan on the receiving rank."""
     lead: float = 60e-6
-    """Gap between two steps of a stage."""
+    """Seconds between two steps of a stage."""
     prepare_sequence: float = 3e-6
-    """Building a step's inputs, per sequence after the first; ``HostCosts.fixed`` includes the first sequence."""
+    """Seconds to build a step's inputs, per sequence after the first; ``HostCosts.fixed`` includes the first one."""
     send: float = 200e-6
-    """Sending activations or tokens, if there are several stages."""
+    """Seconds to send activations or tokens, if there are several stages."""
 
     def plan_seconds(self, num_sequences: float, num_started: int = 0) -> float:
         """Seconds of scheduling on rank 0 until it can send a plan.

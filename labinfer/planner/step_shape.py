@@ -12,7 +12,7 @@ class StepShape:
     """Work of a micro-batch on each stage. Numbers are integers for a plan, means for a forecast."""
 
     num_decodes: float = 0
-    """Sequences that decode one token each."""
+    """Number of sequences that decode one token each."""
     decode_context: float = 0
     """Context tokens of all decodes together, the new tokens included."""
     chunks: tuple[tuple[float, float], ...] = ()
@@ -22,7 +22,7 @@ class StepShape:
 
     @property
     def rows(self) -> float:
-        """Tokens of the micro-batch."""
+        """Number of tokens of the micro-batch."""
         return self.num_decodes + sum(tokens for tokens, _ in self.chunks)
 
     @property

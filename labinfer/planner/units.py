@@ -54,9 +54,9 @@ class FormLevel(NamedTuple):
     preference. 0 is the preferred form."""
 
     worst: int
-    """Highest position of any kind of machine."""
+    """Highest position that the form of any kind of machine has in its list."""
     total: int
-    """Sum of positions over all kinds of machines."""
+    """Sum of the positions over all kinds of machines."""
 
 
 FIRST_FORMS = FormLevel(0, 0)

@@ -27,7 +27,7 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLengths:
-    """Size of one request, without its text."""
+    """Lengths of one request in tokens, and its arrival."""
 
     prompt: int
     """Prompt tokens, cached ones included."""

@@ -72,7 +72,7 @@ class Codes:
 
     @classmethod
     def empty(cls, form: QuantLayout, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:
-        """Codes with uninitialized memory."""
+        """Make codes of ``outputs`` outputs and the inputs ``columns``, in uninitialized memory."""
         begin, end = columns
         groups = -(-end // form.group) - begin // form.group if form.group else 1
         words = -(-(groups * form.group or end - begin) * form.bits // 32)
@@ -86,7 +86,7 @@ class Codes:
         )
 
     def rows(self, begin: int, end: int) -> Codes:
-        """Views for outputs ``begin`` to ``end``."""
+        """Codes of the outputs ``begin`` to ``end`` (exclusive), as views of this memory."""
         return self._change(lambda tensor: tensor[begin:end])
 
     def clone(self) -> Codes:

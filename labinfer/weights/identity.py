@@ -151,7 +151,7 @@ def merge(parts: Iterable[Identity]) -> Identity:
 
 
 def compare(before: Identity, now: Identity) -> Changes:
-    """Changes from one identity to another."""
+    """Find the files that differ between two identities of a model."""
     changed, rewritten = [], []
     for label in sorted(before.keys() | now.keys()):
         old, new = before.get(label), now.get(label)
@@ -183,7 +183,7 @@ def changed_path(identity: Identity, paths: Mapping[str, Path]) -> Path | None:
 
 
 def combined_digest(identity: Identity) -> str:
-    """Digest of the contents of all files."""
+    """One digest of the contents of all files."""
     contents = sorted((label, file.digest) for label, file in identity.items())
     return hashlib.sha256(msgspec.json.encode(contents)).hexdigest()[:32]
 

@@ -237,7 +237,7 @@ def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:
 
 
 def _stored(part: WeightSlice, names: CheckpointNames) -> WeightSlice:
-    """Slice with checkpoint names."""
+    """Copy of a slice with its name in the checkpoint instead of the model's."""
     if not names.renamed:
         return part
     changes: dict[str, Any] = {"name": names.stored(part.name)}

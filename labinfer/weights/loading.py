@@ -16,7 +16,7 @@ from labinfer.weights.codes import row_chunks, unpack
 LARGEST_FLOAT8 = 448.0
 """Largest finite e4m3 number. The next bit pattern, which would be 480, is NaN."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Output of each code in a word of AWQ, from the lowest bits up."""
+"""Index of the output (of eight) to which each 4-bit code of an AWQ word belongs, from the lowest bits up."""
 
 
 class LoadFunctions:

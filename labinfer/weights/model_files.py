@@ -79,7 +79,7 @@ class ModelFiles:
 
 
 def open_model(path: Path) -> ModelFiles:
-    """Open the model at a path; reads nothing."""
+    """The files of the model at a path, by its kind; reads nothing."""
     kind = path.suffix[1:] if is_model_file(path) else DIRECTORY
     return REGISTRY.find(KIND, kind)(path)
 

@@ -86,7 +86,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """Digest of the packing code that wrote the file."""
     modules: dict[str, dict[str, CachedTensor | str | int | float | bool | None]]
-    """State of each module."""
+    """State of each module, by its path in the model: tensors and plain values."""
     checksums: list[int]
     """Checksum of each ``PIECE`` of the data."""
 
@@ -104,7 +104,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
-    """File of the cache."""
+    """Path, size and last use of a cache file."""
 
     path: Path
     size: int

@@ -14,7 +14,7 @@ from labinfer.weights.slices import WeightSlice
 
 
 class WeightedModule(nn.Module):
-    """Module with its own parameters."""
+    """Module that loads its own parameters from a checkpoint, and packs them."""
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         """Slices that fill this module's own parameters, without those of its children.

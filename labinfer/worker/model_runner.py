@@ -60,7 +60,7 @@ class StepDrafter(Protocol):
 
 
 def plain_steps(part: StepPart, name: str) -> StepPart:
-    """Return ``part`` unchanged."""
+    """``Around`` that wraps nothing: return ``part`` unchanged."""
     return part
 
 

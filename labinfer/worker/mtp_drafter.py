@@ -21,7 +21,7 @@ from labinfer.worker.sequence_state import SequenceState
 
 @dataclass(eq=False, kw_only=True)
 class MTPDraft:
-    """Draft of a sequence in progress."""
+    """A draft that the MTP layer is making for one sequence."""
 
     row: int
     """Row of the last valid token: drafted tokens after it were rejected. The draft follows the token sampled there."""
@@ -104,7 +104,7 @@ class MTPDrafter:
         return next_tokens, drafts
 
     def _choose(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> None:
-        """Sample a token for each draft."""
+        """Sample the next token of each draft, and append it."""
         logits_RV, tokens = self._model.head_logits(hidden_RD), None
         if logits_RV is not None:
             tokens = self._sampler(

@@ -11,7 +11,7 @@ from labinfer.base.plan import TokenSampling
 
 @dataclass(kw_only=True)
 class SequenceState:
-    """A worker's copy of a sequence; it follows from the plans alone."""
+    """A worker's copy of a sequence, built only from the plans that it receives."""
 
     token_ids: list[int]
     sampling: TokenSampling

@@ -20,13 +20,13 @@ class StepRecord:
     num_tokens: int
     """Tokens that the step ran, including those of prompts."""
     num_decodes: int
-    """Decoding sequences."""
+    """Number of decoding sequences."""
     time: float
     """``time.time()`` of this machine at the end of the step."""
     busy: float
     """Time in which the rank prepared, ran and sampled the step. Work on an accelerator may end later."""
     layers: float
-    """Part of ``busy`` spent in layers."""
+    """Part of ``busy`` in which layers ran."""
     waited: float
     """Time spent waiting for the activations of the previous stage; 0 on the first stage."""
 

@@ -20,7 +20,7 @@ class DeviceName:
     """
 
     type: str
-    """``cpu``, ``cuda``, ``npu``, …"""
+    """Device type: ``cpu``, ``cuda``, ``npu``, …"""
     index: int | None = None
     """Number of the accelerator among those that the rank sees; None for the CPU."""
 

@@ -38,7 +38,7 @@ class SupervisorAddress:
     """Private directory for the gateway's local socket and for rank 0's files: nodes of the ranks once they have met, identity of the
     served models, and exit status of an orderly shutdown."""
     token: str = field(repr=False)
-    """Secret for the gateway."""
+    """Secret by which the gateway recognizes rank 0."""
     port: int
     """Port of the gateway; 0 for a job, which has no gateway."""
 
@@ -94,7 +94,7 @@ class SupervisorAddress:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchEnvironment:
-    """Position of this process in its launch."""
+    """Facts of a launch from environment variables: launcher, position of this process, and user settings."""
 
     launcher: str
     """``torchrun``, ``openmpi``, ``mpich`` (Intel MPI too), ``slurm`` or ``single``."""

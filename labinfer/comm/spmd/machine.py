@@ -191,7 +191,7 @@ def used_memory(device: torch.device, total: int) -> int:
 
 
 def _meminfo(name: str) -> int:
-    """Bytes of one line of ``/proc/meminfo``."""
+    """Bytes that the line ``name`` of ``/proc/meminfo`` tells."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
 

@@ -30,7 +30,7 @@ def shard_range(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Place:
-    """Position of a rank in the layout."""
+    """Position of a rank in the layout: its stage, and its tensor-parallel rank there."""
 
     rank: int
     stage: int
@@ -77,12 +77,12 @@ class Topology:
 
     @property
     def placed_ranks(self) -> tuple[int, ...]:
-        """Ranks that have a place, ascending."""
+        """Ranks that hold a part of the model (have a place), ascending."""
         return tuple(sorted(self.ranks or range(self.num_places)))
 
     @property
     def places(self) -> list[Place]:
-        """All places, in rank order."""
+        """Place of each rank that has one, in rank order."""
         return [self.place(rank) for rank in self.placed_ranks]
 
     @property

@@ -32,7 +32,7 @@ class Finish(IntEnum):
         return outputs % (2 * PANEL) == 0 and outputs // (2 * PANEL) >= PIECES * torch.get_num_threads()
 
     def empty(self, x_TI: torch.Tensor, outputs: int) -> torch.Tensor:
-        """Uninitialised output."""
+        """Uninitialized output tensor of a product with this epilogue."""
         return x_TI.new_empty(x_TI.shape[0], outputs if self is Finish.NOTHING else outputs // 2)
 
 

@@ -64,7 +64,7 @@ class ExpertCache:
         """Positions of experts whose reads have not been waited for."""
 
     def offload(self, functions: Functions) -> Functions:
-        """``functions`` whose ``make_experts`` places all experts in this cache."""
+        """Copy of ``functions`` whose ``make_experts`` keeps all experts in this cache."""
 
         def offloaded(own: ExpertFunctions) -> ExpertFunctions:
             return dataclasses.replace(own, make_experts=partial(OffloadedExperts, self, own.make_experts))

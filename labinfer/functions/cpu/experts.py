@@ -20,7 +20,7 @@ WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.floa
 
 
 class CompiledExperts(ctypes.Structure):
-    """Struct of a layer's experts in experts.cpp."""
+    """C++ struct of experts.cpp for a layer's experts, declared for ctypes."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -30,7 +30,7 @@ class CompiledExperts(ctypes.Structure):
 
 
 class CompiledCodes(ctypes.Structure):
-    """Struct of a quantized matrix in experts.cpp; it keeps no tensor alive."""
+    """C++ struct of experts.cpp for a quantized matrix, declared for ctypes; it keeps no tensor alive."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("words", "scales", "offsets")),
@@ -47,7 +47,7 @@ class CompiledCodes(ctypes.Structure):
 
 
 class CompiledExpertsCall(ctypes.Structure):
-    """Struct of one call, or of one part of a call, in experts.cpp."""
+    """C++ struct of experts.cpp for the arguments of one call, or of a part of one, declared for ctypes."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "out", "sums")),

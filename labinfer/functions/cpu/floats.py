@@ -20,7 +20,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
 
 
 class CompiledNorms(ctypes.Structure):
-    """Struct of ``HeadNorms`` in elementwise.cpp."""
+    """C++ struct of elementwise.cpp for ``HeadNorms``, declared for ctypes."""
 
     _fields_ = [
         ("q", ctypes.c_void_p),
@@ -64,7 +64,7 @@ class CpuFunctions:
             self._linear = getattr(library, f"linear_{name}")
 
     def calls(self) -> dict[str, Callable]:
-        """Function name → method."""
+        """Methods of this object, by the name of the function that each implements."""
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
         gated = ("gated_linear",) if self._are_pairs else ()  # without one, layers call linear and the activation
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}

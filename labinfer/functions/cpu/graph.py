@@ -48,7 +48,7 @@ FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 
 
 class CompiledCall(ctypes.Structure):
-    """Struct of a recorded call in replay.cpp."""
+    """C++ struct of replay.cpp for a recorded call, declared for ctypes."""
 
     _fields_ = [("function", ctypes.c_void_p), ("words", ctypes.c_void_p)]
 

@@ -31,7 +31,7 @@ class CpuLatent:
         self._attend = library.find("attend_latent", kernel)
 
     def calls(self) -> dict[str, Callable]:
-        """Function name → method."""
+        """Methods of this object, by the name of the function that each implements."""
         return {"write_latent": self.write_latent, "latent_attention": self.latent_attention}
 
     def write_latent(

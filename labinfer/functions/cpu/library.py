@@ -18,7 +18,7 @@ from labinfer.native.targets import Target
 logger = logging.getLogger(__name__)
 
 NAME, SOURCES, FLAGS = "kernels", Path(__file__).parent, ("-pthread",)
-"""Arguments of ``compiler.load``."""
+"""Name, source folder and flags of this library, for ``compiler.load``."""
 
 
 def build(
@@ -91,7 +91,7 @@ class Library:
         setattr(self, name, call)
 
     def find(self, name: str, kernel: str) -> Callable:
-        """Variant of a function for a kernel."""
+        """Variant of the function ``name`` for ``kernel``, one of ``KERNELS``."""
         return getattr(self, f"{name}_{kernel}" if kernel else name)
 
     def run(self, step: Callable[[], None]) -> None:

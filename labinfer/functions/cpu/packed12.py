@@ -59,7 +59,7 @@ class CpuPacked12:
         self._linear = library.find("linear12", kernel)
 
     def calls(self) -> dict[str, Callable]:
-        """Function name → method."""
+        """Methods of this object, by the name of the function that each implements."""
         return {name: getattr(self, name) for name in ("pack_weight", "linear", "gated_linear", "embedding")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> PackedWeight:

@@ -11,7 +11,7 @@ from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 
 
 class CompiledRule(ctypes.Structure):
-    """Struct of ``RoutingRule`` in route.cpp."""
+    """C++ struct of route.cpp for a ``RoutingRule``, declared for ctypes."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("experts", "chosen", "groups", "chosen_groups", "group_best")),

@@ -14,7 +14,7 @@ from labinfer.functions.reference import sampling
 
 
 class CompiledDraw(ctypes.Structure):
-    """Struct of ``Draw`` in sampling.cpp."""
+    """C++ struct of sampling.cpp for the parameters of a ``Draw``, declared for ctypes."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("row", "position", "seed", "top_k")),
@@ -42,7 +42,7 @@ class CpuSampling:
         self._sample = {torch.float32: library.sample_float32, torch.bfloat16: library.sample_bfloat16}
 
     def calls(self) -> dict[str, Callable]:
-        """Function name → method."""
+        """Methods of this object, by the name of the function that each implements."""
         return {"argmax": self.argmax, "sample": self.sample}
 
     def argmax(self, logits_BV: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,9 @@ from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference import delta_rule as reference
 
 CHANNELS = 256
-"""Channels of the convolution per program."""
+"""Channels of the convolution that one Triton program computes."""
 COLUMNS = 32
-"""Columns of a head's state per program."""
+"""Columns of a head's state that one Triton program updates."""
 
 
 def causal_conv(

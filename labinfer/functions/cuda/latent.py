@@ -16,7 +16,7 @@ from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.reference import latent_attention as reference
 
 HEADS = 16
-"""Query heads per program."""
+"""Query heads that one Triton program computes."""
 TILE = 32
 """Keys of a tile with 16-bit latents of the usual size 512; half as many with 32 bits."""
 

@@ -18,7 +18,7 @@ from labinfer.functions.packed_weight import TABLES, DenseWeight, PackedWeight, 
 from labinfer.functions.reference import quantized
 
 OUTPUTS = 64
-"""Outputs per program."""
+"""Outputs of a product that one Triton program computes."""
 INPUTS = 128
 """Maximum number of inputs per tile."""
 MAX_ROWS = 64
@@ -28,7 +28,7 @@ CODED_ROWS = 128
 MAX_SPLITS = 8
 """Maximum number of splits of a product's inputs (split-K), each with its own programs."""
 COLUMNS = 256
-"""Outputs per program that adds up the splits."""
+"""Outputs per program of the kernel that adds up the splits of a product."""
 WIDE_BYTES = 64 << 20
 """Maximum bytes of dequantized weights; larger matrices are dequantized some rows at a time."""
 

@@ -44,7 +44,7 @@ def write_latent(
 def absorbed(
     q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention in the absorbed form."""
+    """Causal attention in the absorbed form: each query is multiplied with the key rows, and attends to latents."""
     q_HTN, q_THR, weight_HNL, weight_HPL = _parts(q_THQ, cache, weight_HUL)
     q_THC = torch.cat((torch.bmm(q_HTN, weight_HNL).transpose(0, 1), q_THR), dim=-1)
     sums_THC, num_heads = torch.empty_like(q_THC), q_THC.shape[1]
@@ -74,7 +74,7 @@ def absorbed(
 def expanded(
     q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Causal attention in the expanded form, a few heads at a time."""
+    """Causal attention in the expanded form: keys and values are computed from latents, a few heads at a time."""
     _, q_THR, weight_HNL, weight_HPL = _parts(q_THQ, cache, weight_HUL)
     num_heads, nope, size = q_THQ.shape[1], weight_HNL.shape[1], weight_HPL.shape[1]
     width = max(q_THQ.shape[2], size)  # torch's attention is fast if queries and values have equal width

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products and embedding with plain (unquantized) weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def embedding(token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torc
 
 
 def _look_up(rows_TD: torch.Tensor, token_ids_T: torch.Tensor, table_VD: torch.Tensor, first: int) -> torch.Tensor:
-    """``embedding``, written to ``rows_TD``."""
+    """Write the result of ``embedding`` to ``rows_TD``."""
     if has_torch_function((token_ids_T,)):  # a capture records this as one torch operation
         return handle_torch_function(_look_up, (token_ids_T,), rows_TD, token_ids_T, table_VD, first)
     local_T = token_ids_T - first

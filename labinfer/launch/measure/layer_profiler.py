@@ -22,7 +22,7 @@ from labinfer.worker.model_runner import ModelRunner
 BATCH_SECONDS = 0.06
 """Minimum duration of a batch of repetitions."""
 MAX_STEPS = 200
-"""Maximum repetitions in a batch."""
+"""Maximum number of repetitions of a step in a batch."""
 NUM_BATCHES = 3
 """Batches of repetitions, of which the median counts: the fastest batch would be faster than steps of a run."""
 INPUT_STEPS = 5

@@ -26,7 +26,7 @@ class QuotaTimer:
     cgroup: Cgroup = field(default_factory=Cgroup)
 
     def time(self, work: Callable[[], object]) -> float:
-        """Seconds of one call."""
+        """Seconds of one call of ``work`` in the long run, pauses of the quota included."""
         if math.isinf(self.cpus):
             begin = time.perf_counter()
             work()

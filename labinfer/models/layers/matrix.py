@@ -1,4 +1,4 @@
-"""A module with one matrix of weights."""
+"""``Matrix``: a module with one weight matrix, plain or quantized."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Matrix(WeightedModule):
 
     @property
     def _functions(self) -> MatrixFunctions:
-        """Functions of a single-block matrix."""
+        """Functions that pack and multiply the matrix, if it has a single block."""
         (block,) = self._blocks
         return block.functions
 

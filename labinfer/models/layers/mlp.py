@@ -1,4 +1,4 @@
-"""Gated MLP."""
+"""``GatedMLP``: the gated MLP of Llama and most other families."""
 
 from __future__ import annotations
 

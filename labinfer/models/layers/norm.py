@@ -1,4 +1,4 @@
-"""RMS norms, replicated or sharded."""
+"""RMS norms whose weight is replicated on the ranks, or sharded."""
 
 from __future__ import annotations
 

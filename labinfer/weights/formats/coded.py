@@ -103,7 +103,7 @@ class CodedFormat(ABC):
 
     @abstractmethod
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        """Fill the words of ``codes``."""
+        """Read the quantized values of a slice into the words of ``codes``."""
 
     @abstractmethod
     def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:

@@ -112,7 +112,7 @@ class GgufFamily:
     checkpoints."""
 
     architecture: str
-    """Class name in ``config.json``."""
+    """Class name of the model in ``config.json``."""
     parts: Mapping[str, str]
     """Modules of a layer: name in checkpoints → name in GGUF files."""
     sizes: Mapping[str, str] = field(default_factory=dict)

@@ -43,7 +43,7 @@ MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 MAX_SPLITS = 1 << 12
 CHUNK = 1 << 20
-"""Bytes of one read of the file."""
+"""Number of bytes that are read from the file at a time."""
 SHARED_KEYS = ("general.architecture", "general.name", "split.tensors.count")
 """Metadata keys that must agree between split files, if present."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -79,7 +79,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class _Array:
-    """Position of a metadata array."""
+    """Type, length and position in the file of a metadata array."""
 
     position: int
     end: int

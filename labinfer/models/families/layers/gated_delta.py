@@ -31,7 +31,7 @@ class GatedDeltaConfig:
     """Unsharded Gated DeltaNet layer."""
 
     num_key_heads: int
-    """Query heads, and equally many key heads."""
+    """Number of key heads, and of query heads."""
     num_value_heads: int
     """Multiple of ``num_key_heads``; a key head serves consecutive value heads."""
     key_size: int
