@@ -36,7 +36,7 @@ class Progress:
     """Start of the wait (``time.monotonic``)."""
     on_wait: Callable[[bool], None] | None = None
     """Called with True when a wait begins and with False when it ends, so that other ranks can use this rank's cores meanwhile. If set,
-    waits with a wake-up event sleep at once."""
+    waits with a wake-up event sleep without yielding first."""
 
     @contextmanager
     def waiting(self, what: str):

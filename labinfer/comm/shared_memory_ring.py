@@ -82,7 +82,8 @@ class WakeupEvents:
         timeout: float | None,
         longest_sleep: float,
     ) -> None:
-        """``polling.wait_until`` with sleeps that a notification ends. With core sharing it sleeps at once."""
+        """``polling.wait_until`` with sleeps that a notification ends. With core sharing it sleeps without yielding
+        first."""
         limit = progress.timeout if timeout is None else timeout
         if progress.on_wait is not None:
             sleep, yields_until = SHORTEST_SLEEP_OF_SHARED_CORE, 0.0

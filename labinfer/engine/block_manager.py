@@ -133,7 +133,7 @@ class BlockManager:
             chain.append(_digest(parent + array("q", token_ids[index * size : (index + 1) * size]).tobytes()))
 
     def register(self, block: int, digest: bytes) -> None:
-        """Add a full block to the prefix cache. If a block with this digest is cached already, that one stays."""
+        """Add a full block to the prefix cache. Does nothing if a block with this digest is cached already."""
         if digest not in self._block_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest

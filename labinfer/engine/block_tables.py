@@ -285,7 +285,7 @@ class BlockTables:
             cache.saved_slot = None
 
     def release(self, cache: SequenceCache) -> None:
-        """Free all blocks and slots of a sequence, in all pools; its digests stay."""
+        """Free all blocks and slots of a sequence, in all pools; keeps its digests."""
         for group, table in self._tables(cache):
             table.release(group)
         self._free_state(cache)

@@ -16,7 +16,7 @@ BLOCKS_TO_WINDOW_BLOCK = 4
 """Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
 both pools together."""
 DRAFT_STATE_SHARE = 0.2
-"""Fraction of the cache memory that counts for a draft model's states: they take at most ``STATE_FRACTION`` of it."""
+"""A draft model's states take at most ``STATE_FRACTION`` of this fraction of the cache memory."""
 
 Summed = TypeVar("Summed")
 

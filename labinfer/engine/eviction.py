@@ -37,7 +37,7 @@ class Eviction:
 
 
 class LRU(Eviction):
-    """Least recently used first: the block whose last reference was released before those of all others."""
+    """Least recently used first: evicts the block whose last reference was released the longest ago."""
 
     def __init__(self) -> None:
         # Not a dict, which takes longer to find its first key the more keys were removed.

@@ -303,7 +303,7 @@ class Scheduler:
         return used
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Admit a waiting sequence if a slot and blocks for all its tokens are free. Tokens found in the prefix cache count as run."""
+        """Admit a waiting sequence if a slot and blocks for all its tokens are free. Tokens found in the prefix cache are not run."""
         if not self.queues.has_slot(sequence):
             return False
         was_swapped = bool(sequence.cache.host_blocks)

@@ -325,7 +325,7 @@ class SequenceGroup(Protocol):
     """Finished answers, best first."""
 
     def has_token(self, member: Sequence) -> bool:
-        """Whether ``member`` has its next token and waits for the others."""
+        """Whether ``member`` has its next token and waits for the other members."""
 
     def take(self, member: Sequence, result: EntryResult) -> bool:
         """Store a member's result. Returns whether all members have theirs."""

@@ -80,6 +80,6 @@ class HostReadGuard(Sequence[int]):
 
 
 def for_dry_run(batch: AttentionBatch) -> AttentionBatch:
-    """``batch`` with a ``HostReadGuard`` in place of each list; the tensors stay."""
+    """Copy of ``batch`` with a ``HostReadGuard`` in place of each list; its tensors are unchanged."""
     guards = {name: HostReadGuard(name) for name in ("row_ptr", "context_lens", "table_ptr")}
     return replace(batch, **guards, _parts={})

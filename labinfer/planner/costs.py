@@ -130,7 +130,7 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per rank of drafters with weights, beside the target model; 0 for drafters not in use."""
+    """Bytes per rank that drafters with weights take in addition to the target model; 0 for drafters not in use."""
 
     first: int = 0
     """Bytes of the draft model's weights and captured steps, on rank 0 (in the first stage)."""
@@ -189,7 +189,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_bytes: int
     """Bytes of a token's hidden state, as sent between stages and all-reduced over tensor-parallel ranks."""
     embedded_bytes: int = 0
-    """Bytes per token sent between stages beside ``hidden_bytes``."""
+    """Bytes per token sent between stages in addition to ``hidden_bytes``."""
     embedding_bytes: int
     head_bytes: int
     """Bytes of the LM head's weights, on the last stage."""

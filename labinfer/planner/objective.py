@@ -27,7 +27,7 @@ from labinfer.planner.step_shape import StepShape
 from labinfer.planner.workload import MeanRequest
 
 SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Numbers of concurrent sequences to try, beside ``max_num_seqs`` itself."""
+"""Numbers of concurrent sequences to try, in addition to ``max_num_seqs`` itself."""
 
 RESERVE = 0.015
 """Fraction of the cache memory that a plan leaves unused, so that a launch has at least the planned KV tokens: other

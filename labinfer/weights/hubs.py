@@ -146,8 +146,8 @@ class ModelScopeHub(Hub):
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error of a download, or one that caused it, says that there is no space: by its errno, or by its text, which is all that
-    a client in another language leaves of it."""
+    """Whether an error of a download, or one that caused it, says that the disk is full: by its errno, or by its text (some clients pass
+    on nothing else)."""
     while error is not None:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
             return True

@@ -1,4 +1,5 @@
-"""SpmdExecutor: broadcasts plans to all ranks over the control channel, and runs rank 0's part; ``follow`` runs the others'."""
+"""SpmdExecutor: broadcasts plans to all ranks, and runs rank 0's part of each; ``follow`` is the loop of other
+ranks."""
 
 from __future__ import annotations
 

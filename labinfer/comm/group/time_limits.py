@@ -57,7 +57,8 @@ def time_limit_for_joining(environment: LaunchEnvironment, timeout: float) -> It
 
 @contextmanager
 def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> Iterator[None]:
-    """Kill ranks of this machine that stay stopped for ``timeout`` seconds within the block, in which all ranks leave the transport.
+    """Kill ranks of this machine that are stopped (suspended) for ``timeout`` seconds within the block, in which all ranks leave the
+    transport.
 
     Late ranks have no timeout: a script may do other work before it closes its LLM.
     """

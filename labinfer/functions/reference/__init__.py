@@ -1,1 +1,1 @@
-"""Reference implementation of every function in plain torch; the others are tested against it."""
+"""Reference implementation of every function in plain torch; all other implementations are tested against it."""

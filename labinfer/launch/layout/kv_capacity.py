@@ -74,7 +74,7 @@ class KVCapacity:
         )
 
     def describe_limit(self, places: list[Place]) -> str:
-        """Text that names the stages that limit the number of blocks; empty if all stages fit equally many."""
+        """Text that names the stages that limit the number of blocks; empty if equally many fit on every stage."""
         num_blocks, least, most = self.sizes.num_blocks, min(self.blocks_of_rank), max(self.blocks_of_rank)
         if num_blocks == self.planned_blocks:
             return f"number of blocks from the plan; {least} would fit" if least > num_blocks else ""

@@ -225,7 +225,7 @@ class Layout:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Parameters of the model; quantized ones count as if they were not."""
+        """Number of parameters of the model, before quantization."""
         plain = replace(self.whole(), quantizations=("none",), loaded_bytes=(), _meta={})
         return plain.meta(plain.topology.place(0)).num_parameters
 

@@ -1,4 +1,5 @@
-"""StartupProfiler: seconds of steps by batch size, of a hop between stages and of swaps, measured before the first request."""
+"""StartupProfiler: measures, before the first request, seconds of steps by batch size, of sends between stages, and of
+swaps."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
 
 @dataclass(frozen=True)
 class DummyActivations:
-    """Activations in place of the previous stage's; see ``comm.pipeline.Arrival``."""
+    """Stand-in for the activations that the previous stage would send; see ``comm.pipeline.Arrival``."""
 
     hidden_TD: torch.Tensor
 

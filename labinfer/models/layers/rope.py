@@ -198,8 +198,7 @@ def _longrope(
 
 
 class RotaryTable:
-    """cos and sin of every position up to the maximum context length. Rows are computed, and become resident, when a context first
-    reaches them.
+    """cos and sin of every position up to the maximum context length. Rows are computed when a context first reaches them.
 
     Args:
         length: maximum number of positions.

@@ -241,7 +241,8 @@ class GgufFile:
         return b"" if array is None else self._read(key, array)
 
     def _array(self, key: str, kinds: Collection[int], what: str) -> _Array | None:
-        """Array of one of these types; None if the key is missing or the array is empty."""
+        """Array of ``key``, with elements of one of the types ``kinds``; None if the key is missing or the array is
+        empty."""
         value = self._values.get(key)
         if value is None or (isinstance(value, _Array) and not value.count):
             return None
