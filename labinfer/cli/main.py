@@ -53,6 +53,7 @@ from labinfer.cli.flags import (
 from labinfer.cli.terminal.options import ChatOptions
 from labinfer.comm.group.signals import SignalGuard, die_with_launcher
 from labinfer.comm.spmd.address_space import check_address_space, describe_limit, explain_by_limit
+from labinfer.comm.spmd.backend_plugin import explain_backend_plugin
 from labinfer.comm.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.comm.spmd.topology import stage_sizes
 from labinfer.observe.output_file import STANDARD
@@ -89,9 +90,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         status = _run(environment, signals, program, arguments)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
-        if not (text := explain_by_limit(error)):
+        if plugin := explain_backend_plugin(error):
+            plugin = f"{plugin} (rank {environment.rank} on {environment.node_name})"
+        if not (text := explain_by_limit(error) or plugin):
             raise
-        if environment.local_rank == 0:  # other ranks of the machine have this limit, too
+        if environment.local_rank == 0:  # other ranks of the machine have this limit or plugin, too
             _refuse(UserError(text))
         return ExitStatus.USAGE
     if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # nor after a signal
