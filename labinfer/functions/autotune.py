@@ -165,7 +165,7 @@ def choose(ranks: Sequence[Times]) -> Choice:
 
     The ranks synchronize in every layer, so the slowest rank's time counts. A layout is chosen by the geometric mean of its times over all
     buckets, and within the layout an implementation for each bucket. Only candidates that all ranks have are considered. For the targets in
-    ``ONE_FOR_ALL``, an implementation is chosen as a layout is.
+    ``ONE_FOR_ALL``, one implementation is chosen by the geometric mean, too.
     """
     choice = {}
     for target, timings in ranks[0].items():

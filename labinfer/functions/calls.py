@@ -143,7 +143,7 @@ class WeightCall(FunctionCall, Protocol):
         ...
 
     def bind(self, function: Callable, rows: int, setting: CallSetting) -> Callable[[object], object]:
-        """A callable that takes packed weights and calls ``function`` with random other arguments of ``rows`` tokens."""
+        """A callable that takes packed weights, and calls ``function`` with them and random activations of ``rows`` tokens."""
         ...
 
     def work(self, rows: int, setting: CallSetting) -> Work:

@@ -85,4 +85,4 @@ class Functions:
     causal_conv: Callable
     delta_rule: Callable
     gated_norm: Callable
-    """``route`` to ``gated_norm`` are for layers of ``models/families``, see ``family_protocols.py``."""
+    """The fields from ``route`` to this one are functions of ``family_protocols.py``, for layers of ``models/families``."""

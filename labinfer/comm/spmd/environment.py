@@ -44,7 +44,7 @@ class SupervisorAddress:
 
     @classmethod
     def read(cls, text: str) -> SupervisorAddress:
-        """Parse the address in the format of ``supervised``."""
+        """Parse the value of $LABINFER_SUPERVISOR, as ``supervised`` writes it."""
         token, port, directory = text.split(":", 2)
         return cls(directory, token, int(port))
 

@@ -1,4 +1,4 @@
-"""bfloat16 losslessly compressed to 12 bits a weight; the compiled functions' result, weight by weight in plain torch."""
+"""bfloat16 weights losslessly compressed to 12 bits: plain torch that defines what compiled functions compute."""
 
 from __future__ import annotations
 

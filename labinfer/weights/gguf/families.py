@@ -126,8 +126,8 @@ class GgufFamily:
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Modules whose values are changed on loading → the change."""
     joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
-    """Tensors of a layer that GGUF files store in two parts → the way to join these (see ``Join``), and the names of
-    both parts: those of ``parts``, with suffix."""
+    """Tensors of a layer that GGUF files store in two parts → the way to join them (see ``Join``), and the two parts'
+    names, as in the keys of ``parts`` with a suffix such as ``.weight``."""
     read_config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] | None = None
     """Returns additional keys of ``config.json``, given the common ones."""
 
