@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 
@@ -30,10 +31,8 @@ class AttentionBatch:
     state_slots_B: torch.Tensor | None = None
     """State slot of each sequence in layers with a state; None if no layer has one. A sequence without earlier tokens starts from a
     zero state, whatever its slot holds."""
-    _parts: dict[tuple[int, ...], tuple[torch.Tensor, AttentionBatch]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """Results of ``part`` by ``indices``: all layers of a step ask for equal ones."""
+    _parts: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Cache of ``part`` and ``derived``: all layers of a step ask for equal values."""
 
     @classmethod
     def build(
@@ -62,6 +61,12 @@ class AttentionBatch:
     def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
         """The batch with other block tables of equal lengths."""
         return replace(self, tables_N=tables_N, _parts={})
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """``make()``, cached in this batch under ``key``, a tuple that begins with the caller's name: for tensors that all layers share."""
+        if key not in self._parts:
+            self._parts[key] = make()
+        return self._parts[key]
 
     def part(self, indices: Sequence[int]) -> tuple[torch.Tensor, AttentionBatch]:
         """Row indices of the sequences ``indices``, (R,), and the batch of these sequences alone, in this order."""

@@ -1,85 +1,19 @@
-"""``CudaExperts``: a layer's experts on this rank, stacked in GPU memory, and their gated MLPs."""
+"""Gated MLPs of stacked experts in Triton."""
 
 from __future__ import annotations
-
-import dataclasses
-from copy import copy
 
 import torch
 
 from labinfer.functions.cuda.elementwise import gelu_and_mul, silu_and_mul
 from labinfer.functions.cuda.products import CudaProducts, ExpertRows, can_multiply
 from labinfer.functions.packed_experts import ExpertMLPs
-from labinfer.functions.packed_weight import PackedWeight, QuantizedWeight
 from labinfer.functions.reference import experts as reference
-from labinfer.weights.codes import Codes
+from labinfer.functions.stacked_experts import StackedExperts
 
 MAX_PAIRS = 512
 """Maximum number of (token, expert) pairs that run as single rows, each reading its expert's weights; more pairs are sorted by expert."""
 ROWS = 64
 """Rows of an expert per program when pairs are sorted by expert."""
-
-
-class StackedMatrix:
-    """One matrix of every expert, stacked: its tensors have a leading expert dimension.
-
-    Args:
-        count: number of experts.
-    """
-
-    def __init__(self, count: int):
-        self._count = count
-        self._stacked: PackedWeight | None = None
-        self.units_E: torch.Tensor | None = None
-
-    def put(self, index: int, weight: PackedWeight) -> PackedWeight:
-        """Copy the matrix of expert ``index`` into the stack. Returns the copy, whose tensors are views of the stack."""
-        tensors = {name: value for name, value in _fields(weight).items() if isinstance(value, torch.Tensor)}
-        if self._stacked is None:
-            stacked = {name: x.new_zeros(self._count, *x.shape) for name, x in tensors.items()}
-            self._stacked = dataclasses.replace(weight, **stacked)
-            if isinstance(weight, QuantizedWeight):
-                self.units_E = torch.ones(self._count, dtype=torch.float32, device=weight.device)
-        views = {name: getattr(self._stacked, name)[index] for name in tensors}
-        for name, view in views.items():
-            view.copy_(tensors[name])
-        if self.units_E is not None:
-            self.units_E[index] = weight.unit
-        return dataclasses.replace(weight, **views)
-
-    @property
-    def weight(self) -> PackedWeight | None:
-        """Stacked matrices of all experts; None before the first ``put``, or if the kernel does not support their format."""
-        return self._stacked if self._stacked is not None and can_multiply(self._stacked) else None
-
-
-class CudaExperts(reference.ReferenceExperts):
-    """Experts with the reference's interface whose matrices are stacked in GPU memory."""
-
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        self.gate_up, self.down = StackedMatrix(self.num_experts), StackedMatrix(self.num_experts)
-
-    def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
-        super().pack(index, gate_up_FD, down_DF)
-        self._stack(index)
-
-    def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
-        super().pack_codes(index, gate_up, down)
-        self._stack(index)
-
-    def clone(self) -> CudaExperts:
-        same = copy(self)
-        same.pairs = list(self.pairs)
-        same.gate_up, same.down = StackedMatrix(self.num_experts), StackedMatrix(self.num_experts)
-        for index, pair in enumerate(same.pairs):
-            if pair is not None:
-                same._stack(index)
-        return same
-
-    def _stack(self, index: int) -> None:
-        gate_up, down = self.pairs[index]
-        self.pairs[index] = self.gate_up.put(index, gate_up), self.down.put(index, down)
 
 
 def experts(
@@ -90,9 +24,9 @@ def experts(
     mlps: ExpertMLPs,
 ) -> torch.Tensor:
     """Weighted sum of the gated MLPs of each token's experts; see ``Experts``."""
-    packed: CudaExperts = mlps.packed
+    packed: StackedExperts = mlps.packed
     gate_up, down, gate = packed.gate_up.weight, packed.down.weight, mlps.gate
-    if gate_up is None or down is None:
+    if gate_up is None or not can_multiply(gate_up) or not can_multiply(down):
         return reference.experts(x_TD, expert_ids_TA, weights_TA, mlps)
     expert_ids_TA, order_TA = expert_ids_TA.sort(
         dim=1
@@ -149,7 +83,3 @@ def sort_pairs(local_P: torch.Tensor, num_experts: int) -> ExpertRows:
         order_P=order_P,
         rows_each=ROWS,
     )
-
-
-def _fields(weight: PackedWeight) -> dict[str, object]:
-    return {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}

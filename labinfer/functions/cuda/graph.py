@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -12,11 +10,9 @@ import torch
 from labinfer.base.errors import first_line
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.graph import NotReplayable
+from labinfer.functions.waits import watch_waits
 
 logger = logging.getLogger(__name__)
-
-SYNCHRONIZES = "called a synchronizing CUDA operation"
-"""Part of torch's warning about an operation that waits for the GPU, in ``torch.cuda.set_sync_debug_mode("warn")``."""
 
 
 class CudaGraph:
@@ -59,7 +55,7 @@ class CudaCapture:
     ) -> tuple[torch.Tensor, CudaGraph | None]:
         if self._is_broken:
             return run(), None
-        out, waits = _watch(run)
+        out, waits = watch_waits(run, torch.cuda)
         if waits:
             logger.debug("steps run without graph capture: an operation synchronizes with the GPU")
             return out, None
@@ -91,22 +87,3 @@ class CudaCapture:
                 graph.capture_end()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return graph
-
-
-def _watch(run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, bool]:
-    """Call ``run``. Returns its result, and whether it synchronized the host with the GPU, which a captured step must not do."""
-    before, thread, waits = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
-
-    def hear(message: Warning | str, *others: object) -> None:
-        if SYNCHRONIZES in str(message) and threading.get_ident() == thread:  # other threads may synchronize
-            waits.append(message)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = hear
-        torch.cuda.set_sync_debug_mode("warn")  # which warns that it is a prototype feature
-        try:
-            out = run()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-    return out, bool(waits)

@@ -15,6 +15,7 @@ from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference import linear, quantized
 from labinfer.functions.registry import VOCABULARY_INT4, FunctionRegistry
+from labinfer.functions.stacked_experts import StackedExperts
 from labinfer.native.compiler import OnProgress
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class CudaProvider(Provider):
             "int4": (partial(quantized.quantize_int4, group=group_size), quantized.linear, quantized.pack_codes),
         }
         for quantization, of_matrices in matrices.items():
-            make = partial(experts.CudaExperts, *of_matrices)
+            make = partial(StackedExperts, *of_matrices)
             mixture = {"make_experts": make, "experts": partial(experts.experts, multiplier)}
             add_all(mixture, quantization=quantization, layout="stacks", **kernels)
         for quantization in ("int8", "int4", VOCABULARY_INT4):

@@ -13,10 +13,17 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Experts of each token and their weights, (T, A)."""
     ids_TA, weights_TA = choose(F.linear(x_TD.float(), router.weight_ED.float()), router.bias_E, router.rule)
+    return ids_TA, count_and_scale(ids_TA, weights_TA, router, num_tokens_E)
+
+
+def count_and_scale(
+    ids_TA: torch.Tensor, weights_TA: torch.Tensor, router: RouterWeights, num_tokens_E: torch.Tensor | None
+) -> torch.Tensor:
+    """Weights times the router's factor on each expert, (T, A); the chosen experts are counted in ``num_tokens_E``."""
     if num_tokens_E is not None:
         counts = torch.ones((), dtype=torch.int64, device=ids_TA.device).expand(ids_TA.numel())
         num_tokens_E.scatter_add_(0, ids_TA.flatten(), counts)
-    return ids_TA, weights_TA if router.scale_E is None else weights_TA * router.scale_E[ids_TA]
+    return weights_TA if router.scale_E is None else weights_TA * router.scale_E[ids_TA]
 
 
 def choose(

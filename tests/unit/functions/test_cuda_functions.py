@@ -23,6 +23,7 @@ from labinfer.functions.reference import experts as reference_experts
 from labinfer.functions.reference import latent_attention as reference_latent
 from labinfer.functions.reference import linear as dense
 from labinfer.functions.reference import quantized
+from labinfer.functions.stacked_experts import StackedExperts
 from labinfer.weights.codes import Codes, QuantLayout
 
 DTYPES = pytest.mark.parametrize("dtype", BOUNDS, ids=str)
@@ -285,7 +286,7 @@ def test_experts(products, monkeypatch, kind, dtype, rows, num_experts, first, a
     packers = {"dense": dense.pack_weight, "int8": quantized.quantize_int8}
     pack = packers.get(kind, lambda matrix: quantized.quantize_int4(matrix, 64))
     linear = dense.linear if kind == "dense" else exact_linear
-    held = cuda_experts.CudaExperts(pack, linear, None, ExpertShape(num_experts, size, (0, columns), dtype), DEVICE)
+    held = StackedExperts(pack, linear, None, ExpertShape(num_experts, size, (0, columns), dtype), DEVICE)
     for index in range(num_experts):
         held.pack(index, randn(2 * columns, size, dtype=dtype), randn(size, columns, dtype=dtype))
     x = randn(rows, size, dtype=dtype)

@@ -10,10 +10,10 @@ import torch
 from cuda_cases import DECODES, DEVICE, Case, needs_card, randn
 
 from labinfer.functions.attention_heads import AttentionHeads
-from labinfer.functions.cuda import graph as cuda_graph
 from labinfer.functions.cuda.graph import CudaCapture
 from labinfer.functions.graph import NotReplayable, for_dry_run
 from labinfer.functions.reference import attention as reference_attention
+from labinfer.functions.waits import watch_waits
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_waits_of_this_thread_are_heard(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: warnings.warn("is young", stacklevel=2))
 
     def wait() -> int:
-        warnings.warn(cuda_graph.SYNCHRONIZES, stacklevel=2)
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         return 3
 
     def wait_elsewhere() -> int:
@@ -92,7 +92,7 @@ def test_waits_of_this_thread_are_heard(monkeypatch):
             return threads.submit(wait).result()
 
     for run, waits in ((wait, True), (wait, True), (wait_elsewhere, False), (lambda: 3, False)):
-        assert cuda_graph._watch(run) == (3, waits)
+        assert watch_waits(run, torch.cuda) == (3, waits)
 
 
 def test_rehearsed_batch_has_no_lists():
