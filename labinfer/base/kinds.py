@@ -145,6 +145,7 @@ KINDS: dict[str, Kind] = {
             "reference": "labinfer.functions.reference.provider:ReferenceProvider",
             "cpu": "labinfer.functions.cpu.provider:CpuProvider",
             "cuda": "labinfer.functions.cuda.provider:CudaProvider",
+            "npu": "labinfer.functions.npu.provider:NpuProvider",
         },
     ),
     "model_files": Kind(

@@ -1,0 +1,1 @@
+"""Functions of Ascend NPUs, by operators of torch_npu."""
