@@ -3,8 +3,10 @@ books of KV blocks that agree."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -88,3 +90,17 @@ def add_part(monkeypatch):
         monkeypatch.setitem(REGISTRY._entries[kind], name, RegistryEntry(part=part, details=details, origin="test"))
 
     return add
+
+
+@pytest.fixture(scope="session")
+def fake_device(tmp_path_factory) -> Callable[..., dict[str, str]]:
+    """Takes a device's name and switches, and returns the environment of processes that have it; see ``tests/fake_device``."""
+    from fake_device.build import build, install
+
+    from labinfer.native.compiler import NoCompiler
+
+    try:
+        build()
+    except NoCompiler as error:
+        pytest.skip(f"the make-believe accelerator needs a C++ compiler: {error}")
+    return functools.partial(install, tmp_path_factory.mktemp("fake-device"))

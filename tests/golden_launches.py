@@ -22,9 +22,9 @@ def cases_of(kinds, ways) -> list[Case]:
     return [(kind, *way) for kind in kinds for way in ways]
 
 
-def run_driver(launcher, ranks, layouts, directory, timeout=300) -> dict:
+def run_driver(launcher, ranks, layouts, directory, timeout=300, **env: str) -> dict:
     """Results of the cases of each layout, [options, cases] by name."""
-    return read_results(finish(start(driver_command(launcher, ranks, layouts, directory)), timeout), directory)
+    return read_results(finish(start(driver_command(launcher, ranks, layouts, directory), **env), timeout), directory)
 
 
 def driver_command(launcher, ranks, layouts, directory) -> list[str]:

@@ -5,6 +5,8 @@
     eval "$(python -m tests.fake_device npu)"            # and any switches behind the name
     python launch.py --device npu --prompt "17 + 25 = ?" --dtype float32
 
+``FAKE_DEVICE=npu,musa,`` gives rank 0 an npu, rank 1 a musa and rank 2 none, as on hosts with different plugins.
+
 It has two cards of 256 MiB (``FAKE_DEVICE_BYTES``). Every operator runs torch's CPU kernel, so tokens equal the CPU's. A card's memory
 is full of 0x7f when it is allocated, and a host that reads it gets a segmentation fault. Operators refuse tensors of different
 devices. The process group of ``npu`` (``hccl``), ``musa`` (``mccl``) and ``mlu`` (``cncl``) refuses two ranks on one card; other names

@@ -99,11 +99,13 @@ class HostArguments {
     return originals_.back().view;
   }
 
-  // Indices may be the host's: torch copies them to the card, in every call.
+  // Indices may be the host's: torch copies them to the card, in every call. For aten::index that was done to find out its shape.
   Tensor index_of(const Tensor& tensor) {
     if (!tensor.defined() || tensor.device().type() == kDevice) return of(tensor);
-    count(UPLOAD);
-    finish_copies();
+    if (name_ != "aten::index") {
+      count(UPLOAD);
+      finish_copies();
+    }
     return tensor;
   }
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 SWITCHES = ("no-float64", "late-copies", "no-memory-info", "one-card", "does-not-load")
+RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 NUM_CARDS = 2
 CARD_BYTES = 256 << 20
@@ -17,7 +18,7 @@ GROUPS = {"npu": "hccl", "musa": "mccl", "mlu": "cncl"}
 
 def load() -> None:
     """Read the environment that ``install`` made, and register the cards under the name in it."""
-    name = os.environ.get("FAKE_DEVICE")
+    name = own_name(os.environ.get("FAKE_DEVICE", ""))
     if not name:
         return
     import torch
@@ -33,7 +34,7 @@ def load() -> None:
     if "does-not-load" in switches:
         raise ImportError(f"lib{GROUPS.get(name, name)}.so: cannot open shared object file: No such file or directory")
     variable = VISIBLE.get(name, f"{name.upper()}_VISIBLE_DEVICES")
-    local_rank = next((os.environ[key] for key in LOCAL_RANKS if key in os.environ), None)
+    local_rank = _first_of(LOCAL_RANKS)
     if "one-card" in switches and local_rank is not None:
         os.environ.setdefault(variable, str(int(local_rank) % NUM_CARDS))  # as srun --gpus-per-task=1 does
     numbers = visible_numbers(name, NUM_CARDS)
@@ -58,3 +59,16 @@ def load() -> None:
     if name in GROUPS and dist.is_available():
         make = functools.partial(CardGroup, GROUPS[name], cards)
         dist.Backend.register_backend(GROUPS[name], make, devices=[name])
+
+
+def own_name(names: str) -> str:
+    """This process's name of ``FAKE_DEVICE``: the only one, or that of its rank; empty for none."""
+    if "," not in names:
+        return names
+    rank = _first_of(RANKS)
+    return "" if rank is None else names.split(",")[int(rank)]
+
+
+def _first_of(variables: tuple[str, ...]) -> str | None:
+    """What a launcher says, whichever it is."""
+    return next((os.environ[key] for key in variables if key in os.environ), None)
