@@ -1,1 +1,1 @@
-"""Requests: prompts and HTTP bodies in, outputs and answers out."""
+"""Requests: converts prompts and HTTP bodies to engine requests, and engine outputs to answers."""

@@ -1,4 +1,4 @@
-"""GenerationInput: the validated content of an HTTP body or a JSONL line; and the readers of OpenAI's bodies."""
+"""GenerationInput: what an HTTP body or a JSONL line asks for, validated; and its construction from OpenAI's bodies."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ REQUEST_FIELDS = ("priority", "user", "cache_salt", "pooling", "form_field", "ma
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationInput:
-    """Input of a generation: its prompts, their sampling parameters, and what a response contains."""
+    """Input of a generation: prompts, sampling parameters, and what the response shall contain."""
 
     prompts: list[Prompt]
     sampling: SamplingParams
     model: str | None = None
     echo: bool = False
     prompt_alone: bool = False
-    """Whether to drop the generated token (``max_tokens=0`` with ``echo``). One token is generated all the same, as in vLLM."""
+    """Whether to drop the generated token (``max_tokens=0`` with ``echo``). One token is generated nevertheless, as in
+    vLLM."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -44,7 +45,7 @@ class GenerationInput:
     return_drafted: bool = False
     """Whether the answer lists its tokens, each with whether it was drafted."""
     warnings: tuple[str, ...] = ()
-    """Descriptions of the parts of the input that were ignored."""
+    """Descriptions of fields or keywords of the input that were ignored."""
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
@@ -54,18 +55,18 @@ class GenerationInput:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of an input with exactly one."""
+        """The only prompt, for inputs that have exactly one."""
         (prompt,) = self.prompts
         return prompt
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """Fields that are passed on to the ``Request`` of each prompt."""
+        """Fields that every ``Request`` of this input gets, such as its user and cache salt."""
         return {name: getattr(self, name) for name in REQUEST_FIELDS}
 
 
 def read_completion(body: CompletionBody, defaults: SamplingParams) -> GenerationInput:
-    """Read a completion's body; omitted sampling fields come from ``defaults``.
+    """Convert the body of a completion request; omitted sampling fields come from ``defaults``.
 
     Raises:
         UserError: a field is out of bounds, or its value is not supported.
@@ -77,7 +78,7 @@ def read_completion(body: CompletionBody, defaults: SamplingParams) -> Generatio
 
 
 def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
-    """Read a chat request's body; omitted sampling fields come from ``defaults``.
+    """Convert the body of a chat request; omitted sampling fields come from ``defaults``.
 
     Raises:
         UserError: a field is out of bounds, or its value is not supported.
@@ -91,10 +92,10 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
 
 
 def _check_neutral(body: OpenAIBody) -> None:
-    """Check the fields of ``NEUTRAL_VALUES``.
+    """Check that unsupported fields have a neutral value, as listed in ``NEUTRAL_VALUES``.
 
     Raises:
-        UserError: a field that the body does not support has a value other than its neutral ones.
+        UserError: an unsupported field has another value.
     """
     for name in body.__struct_fields__:
         if name not in NEUTRAL_VALUES or name in body.supported:

@@ -1,4 +1,4 @@
-"""InputProcessor: builds requests from prompts; tokenizes text and conversations."""
+"""InputProcessor: makes engine requests from prompts; tokenizes texts and conversations."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
-"""Chat template variables for the lengths of the reasoning and of the answer."""
+"""Chat template variables for the length of the reasoning and the length of the answer."""
 
 
 class InputProcessor:
-    """Builds requests from prompts, with the tokenizer of one checkpoint.
+    """Makes engine requests from prompts, with the tokenizer and chat template of one checkpoint.
 
     Args:
         directory: directory of the tokenizer.
-        required: whether to refuse a directory without a tokenizer; otherwise only prompts that need one are refused.
+        required: whether a directory without a tokenizer is an error; otherwise only prompts that need a tokenizer are
+            refused.
         response_template: format of chat replies; see ``choose_format``.
         max_prompt_tokens: maximum prompt length; much longer prompts are refused before they are tokenized.
         chat_template: file that replaces the checkpoint's chat templates; empty for none.
@@ -78,10 +79,10 @@ class InputProcessor:
         token_ids: list[int] | None = None,
         **fields: Any,
     ) -> Request:
-        """Build the request of a prompt.
+        """Make the engine request of a prompt.
 
         Args:
-            token_ids: the tokenized prompt, if known; ``Request.prompt`` is None then.
+            token_ids: the tokenized prompt, if known already; ``Request.prompt`` is then None.
             fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``.
 
         Raises:
@@ -114,7 +115,8 @@ class InputProcessor:
         )
 
     def read(self, key: Any, given: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
-        """Build the request of a prompt as Python callers give it, and check its structured-output grammar. Not thread-safe.
+        """Make the engine request of a prompt in any form that Python callers may use; also check its structured-output
+        grammar. Not thread-safe.
 
         Args:
             fields: as in ``process``; those of a dictionary prompt take precedence.
@@ -128,7 +130,7 @@ class InputProcessor:
         return request
 
     def check_form(self, request: Request) -> None:
-        """Check the structured-output grammar of a request, if it has one; this may take a second.
+        """Check the structured-output grammar of a request, if it has one. This may take a second.
 
         Raises:
             UserError: the grammar is invalid or too costly.
@@ -137,7 +139,7 @@ class InputProcessor:
             self._sandbox.check(request.sampling.structured_outputs, request.before_form, request.form_field)
 
     def knows_form(self, request: Request) -> bool:
-        """Whether ``check_form`` returns at once (no grammar, or a cached verdict).
+        """Whether ``check_form`` would return at once, because there is no grammar or its result is cached.
 
         Raises:
             UserError: this checkpoint has no tokenizer, which a grammar needs.
@@ -146,12 +148,12 @@ class InputProcessor:
         return form is None or self._sandbox.is_known(form, request.before_form)
 
     def close(self) -> None:
-        """End the worker processes, if they run."""
+        """End the worker processes, if they are running."""
         self._sandbox.close()
         self.tokenizing.close()
 
     def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
-        """Constrain answers to the tool call that ``tool_choice`` demands."""
+        """Constrain the answers to the tool calls that ``tool_choice`` forces."""
         if sampling.structured_outputs is not None:
             raise UserError(
                 "tool_choice forces a tool call and cannot be combined with structured_outputs or "
@@ -168,7 +170,7 @@ class InputProcessor:
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 
     def _bound_reasoning(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
-        """Limit the reasoning to ``thinking_budget`` tokens, if the model closes it with a special token."""
+        """Limit the reasoning to ``thinking_budget`` tokens, if the model ends its reasoning with a special token."""
         tokenizer = self.need_tokenizer()
         delimiters = tokenizer.reply_format and tokenizer.reply_format.reasoning
         parser = tokenizer.reply_parser(token_ids, [])
@@ -190,7 +192,7 @@ class InputProcessor:
         return msgspec.structs.replace(sampling, logits_processors=budget | sampling.logits_processors | budget)
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
-        """Grammar rules of the text before the structured output of a chat reply (reasoning, tool-call marks)."""
+        """Grammar rules for text that a chat reply may have before its structured output, such as reasoning."""
         tokenizer = self.need_tokenizer()
         parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered)
         if parser is None:
@@ -200,7 +202,7 @@ class InputProcessor:
         )
 
     def _template_kwargs(self, prompt: ChatPrompt) -> dict[str, Any]:
-        """Variables of the chat template; see ``TemplateUse``."""
+        """Variables that a conversation passes to the chat template; see ``TemplateUse``."""
         variables = dict(prompt.template_use.chat_template_kwargs or {})
         effort, verbosity = prompt.template_use.reasoning_effort, prompt.template_use.verbosity
         if effort is None and verbosity is None and not variables:
@@ -221,11 +223,11 @@ class InputProcessor:
         return known | variables
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Tokenize a prompt; see ``process``."""
+        """Tokenize a prompt. Raises like ``process``."""
         return self._encode(prompt)[1]
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text and token ids of a prompt; no text if it was given as token ids."""
+        """Text and token ids of a prompt; the text is None if the prompt was given as token ids."""
         if isinstance(prompt, TokensPrompt):
             return None, prompt.token_ids
         source, tokenizer = self.prompt_text(prompt), self.need_tokenizer()
@@ -233,11 +235,11 @@ class InputProcessor:
         return text, source.encode_rendered(text, tokenizer, self._max_prompt_tokens)
 
     def encode_text(self, text: PromptText) -> list[int]:
-        """Tokenize a prompt from ``prompt_text``."""
+        """Tokenize a prompt that ``prompt_text`` has prepared."""
         return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
 
     def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
-        """Prepare a prompt for the tokenizer.
+        """Prepare a prompt for the tokenizer, in a form that can be passed to another process.
 
         Raises:
             UserError: the prompt is empty, or the chat template does not support its content.
@@ -256,7 +258,8 @@ class InputProcessor:
         return PromptText(text=prompt.text)
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each word, with and without a leading space: in the middle and at the beginning of a text."""
+        """Token ids of each word, once with and once without a leading space, as a word may be inside a text or at its
+        beginning."""
         if not words:
             return ()
         encode = self.need_tokenizer().encode
@@ -282,7 +285,7 @@ class InputProcessor:
 
 
 def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingParams]]:
-    """Pair prompts with sampling parameters; each may be one or a list, as in ``LLM.generate``.
+    """Pair prompts with sampling parameters. Each of the two may be a single one or a list, as in ``LLM.generate``.
 
     Raises:
         UserError: a value has a wrong type, or the lists differ in length.
@@ -305,10 +308,10 @@ def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingPa
 
 
 def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """Dictionary prompts of one conversation or of a list of them.
+    """Convert the messages of one conversation, or of a list of conversations, to dictionary prompts.
 
     Args:
-        fields: further fields of every prompt.
+        fields: further fields that every prompt gets.
 
     Raises:
         UserError: ``messages`` has a wrong type.
@@ -321,6 +324,6 @@ def conversations(messages: Any, fields: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _is_one_prompt(prompts: list | tuple) -> bool:
-    """Whether a list is itself one prompt: token ids, or the messages of one conversation."""
+    """Whether a list is one prompt (token ids, or the messages of a conversation) rather than a list of prompts."""
     first = prompts[0] if prompts else None
     return isinstance(first, int) or (isinstance(first, dict) and "role" in first)

@@ -15,35 +15,37 @@ from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import sampling_parameters
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Path of an invalid field in msgspec's messages."""
+"""Pattern of the field's name in a message of msgspec about an invalid field."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
 WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
-"""Message about a value outside an enumeration."""
+"""Pattern of a message of msgspec about a value that is not in an enumeration; the group is the path of the value."""
 WRONG_ENTRY = re.compile(r"(?:at `key` in `\$\.([A-Za-z_][A-Za-z0-9_]*)`|at `\$\.([A-Za-z_][A-Za-z0-9_]*)\[\.\.\.\]`)$")
-"""Path of an invalid key, or of an invalid value, in a field that is a map."""
+"""Pattern of a message of msgspec about an invalid key or value in a field that is a map; the group is the field's
+name."""
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
-"""Step of a path in these messages."""
+"""Pattern of one step of a path in messages of msgspec: a field or an index."""
 PROCESSORS = "logits_processors"
 MAX_TEXT = 300
-"""Maximum length of msgspec's messages in an error."""
+"""Maximum characters of msgspec's message that an error quotes."""
 MAX_IGNORED = 16
-"""Maximum ignored unknown fields of a body, which is decoded again for each."""
+"""Maximum number of unknown fields that are ignored in a body; the body is decoded once more for each of them."""
 SMALL_BYTES = 1 << 16
-"""Length up to which any body is decoded within milliseconds."""
+"""Length in bytes up to which every body is decoded within milliseconds."""
 MAX_PARTS = 1 << 18
-"""Maximum objects, arrays and keys of a body: the most expensive parts, some 0.5 µs each."""
+"""Maximum number of objects, arrays and keys in a body. They are the most expensive to decode, at some 0.5 µs each."""
 MAX_ITEMS = 1 << 20
-"""Maximum commas of a body, which is nearly its number of items and keys; allows a prompt of a million token ids."""
+"""Maximum number of commas in a body, which is about its number of items and keys. A prompt of a million token ids is
+allowed."""
 COUNTED = b"{[:,"
-"""Bytes outside strings that begin an object or an array, or follow a key or an item."""
+"""Bytes that are counted outside of strings: each begins an object or an array, or follows a key or an item."""
 UNCOUNTED = bytes(set(range(256)) - {*COUNTED, *b'"'})
 SCAN_BYTES = 1 << 20
-"""Bytes scanned at once, to bound the memory of a scan."""
+"""Number of bytes that are scanned at a time, to bound the memory of the scan."""
 Body = TypeVar("Body")
 
 
 class WrongBody(UserError):
-    """An invalid request body.
+    """The body of a request is invalid.
 
     Args:
         field: name of the invalid field, if known.
@@ -55,8 +57,8 @@ class WrongBody(UserError):
 
 
 def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored: list[str] | None = None) -> Body:
-    """Decode JSON as ``kind``. An integer field accepts 5.0, as in JSON Schema. Fields of ``sampling_parameters`` are moved to
-    ``logits_processors``, if ``kind`` has that field.
+    """Decode JSON into the struct ``kind``. An integer field accepts 5.0, as in JSON Schema. Fields with names in
+    ``sampling_parameters`` are moved to ``logits_processors``, if ``kind`` has that field.
 
     Args:
         ignored: list that receives the names of ignored unknown fields; without it, unknown fields are refused.
@@ -96,7 +98,7 @@ def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored
 
 
 def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
-    """Refuse JSON whose number of values would make decoding slow; counting takes 10 ms for each MiB of ``data``.
+    """Refuse JSON with so many values that decoding would be slow. Counting them takes 10 ms for each MiB of ``data``.
 
     Raises:
         WrongBody: the data exceeds ``MAX_PARTS`` or ``MAX_ITEMS``.
@@ -121,7 +123,7 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
 
 
 def _count_values(data: bytes) -> tuple[int, int]:
-    """Number of objects, arrays and keys, and number of commas, of JSON without strings."""
+    """Count the objects, arrays and keys, and the commas, in JSON without its strings."""
     return sum(map(data.count, (b"{", b"[", b":"))), data.count(b",")
 
 
@@ -130,7 +132,7 @@ def _fits(num_parts: int, num_items: int) -> bool:
 
 
 def _describe(text: str, kind: type) -> WrongBody:
-    """Convert a message of msgspec to an error; escapes and shortens names from the body."""
+    """Convert a message of msgspec to an error. Names from the body are escaped and shortened."""
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:MAX_TEXT]
     )
@@ -146,7 +148,7 @@ def _describe(text: str, kind: type) -> WrongBody:
 
 
 def _wrong_entry(text: str, kind: type, value: Any) -> str:
-    """Suffix that names the invalid key, if the message concerns an entry of a map field; else ""."""
+    """Suffix for the error text that names the invalid key, if the message is about an entry of a map; otherwise ""."""
     place = WRONG_ENTRY.search(text)
     name = place and (place[1] or place[2])
     types = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -168,7 +170,7 @@ def _is_wrong(value: Any, kind: Any) -> bool:
 
 
 def _listed_values(kind: type, place: str) -> list[str]:
-    """Allowed values at a path of a request, as JSON, if its schema enumerates them."""
+    """Allowed values, as JSON, at the path ``place`` of a request, if its schema enumerates them; otherwise empty."""
     schema = _schema(kind)
 
     def forms(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -194,7 +196,7 @@ def _schema(kind: type) -> dict[str, Any]:
 
 
 def _move_parameters(value: Any, kind: type) -> bool:
-    """Move the fields of ``sampling_parameters`` to ``logits_processors``. Returns whether there were any."""
+    """Move fields with names in ``sampling_parameters`` to ``logits_processors``. Returns whether there were any."""
     if not isinstance(value, dict) or PROCESSORS not in kind.__struct_fields__:
         return False
     own = {name: value.pop(name) for name in sampling_parameters() if name in value}
@@ -204,7 +206,7 @@ def _move_parameters(value: Any, kind: type) -> bool:
 
 
 def _leave_out(value: Any, unknown: re.Match) -> bool:
-    """Delete an unknown field; returns whether it was found."""
+    """Delete the unknown field that a message of msgspec names. Returns whether the field was found."""
     name, place = unknown.groups()
     for key, index in STEP.findall(place or ""):
         try:
@@ -215,7 +217,7 @@ def _leave_out(value: Any, unknown: re.Match) -> bool:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Replace every integral float in a JSON value, such as 5.0, by an int."""
+    """Copy of a JSON value in which ints replace floats without a fraction, such as 5.0."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""JSONL lines: simple lines, with a prompt and sampling fields side by side, and lines of OpenAI's batch input format.
+"""JSONL lines of jobs: simple lines (a prompt, and sampling fields next to it), and lines of OpenAI's batch input format.
 
 See "Batch" in OpenAI's API reference: ``custom_id``, ``method``, ``url``, ``body``.
 """
@@ -48,7 +48,7 @@ class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Template options of ``messages``, as in a chat request."""
+    """Length of the reasoning, for the chat template; as in a chat request."""
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchProbe(msgspec.Struct):
-    """Partial schema of a line: enough to detect a batch line."""
+    """Partial schema of a line: enough to tell whether it is a batch line."""
 
     custom_id: msgspec.Raw = msgspec.Raw()
     body: msgspec.Raw = msgspec.Raw()
@@ -74,10 +74,10 @@ class _Ids(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLine(GenerationInput):
-    """Request of a line. ``prompts`` is empty if ``embedding`` holds the inputs."""
+    """The request of a line. For an embeddings line, ``embedding`` holds the inputs, and ``prompts`` is empty."""
 
     id: str | int | None = None
-    """Optional id of a simple line."""
+    """The ``id`` of a simple line, if it has one."""
     custom_id: str | None = None
     url: str | None = None
     embedding: EmbeddingBody | None = None
@@ -118,8 +118,8 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
 
 
 def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
-    """``custom_id`` of a batch line and ``id`` of a simple line, each None if missing, so that an invalid line can be answered by id.
-    The other fields are not decoded."""
+    """Read only the ``custom_id`` (batch line) and the ``id`` (simple line), so that the error record of an invalid
+    line can have them. None if missing."""
     try:
         probe = msgspec.json.decode(line, type=_Ids)
         return _convert(probe.custom_id, str), _convert(probe.id, str | int)

@@ -26,15 +26,15 @@ Outputs = list[RequestOutput | EmbeddingOutput]
 
 
 class OfflineRunner:
-    """Rank 0's side of a run, while the other ranks follow.
+    """Runs requests on rank 0, while the other ranks take part in its steps.
 
-    A run that is interrupted, by an error of its caller or by Ctrl-C, aborts its requests, so that the next run begins with an empty
-    engine.
+    If a run is interrupted (by Ctrl-C, or by an error of its caller), its requests are aborted, so that the next run
+    starts with an empty engine.
 
     Args:
         spec: parameters of the engine.
-        tokenizer: None if the checkpoint has none.
-        trace: file for the trace of a run, if requested.
+        tokenizer: the checkpoint's tokenizer; None if it has none.
+        trace: file to which ``end`` writes the trace of the run; None if no trace was requested.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class OfflineRunner:
         check: Callable[[], None] = lambda: None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Iterator[RequestOutput | EmbeddingOutput]:
-        """Yield outputs as they finish; see ``LLM.run``."""
+        """Yield the outputs of requests as they finish; see ``LLM.run``."""
         with contextlib.closing(self._run(requests, check, streams=on_delta is not None)) as steps:
             for deltas, outputs in steps:
                 for delta in deltas:
@@ -66,7 +66,7 @@ class OfflineRunner:
                 yield from outputs
 
     def deltas(self, requests: Iterable[Request]) -> Iterator[Delta]:
-        """Yield deltas as they are generated."""
+        """Yield the deltas of requests as they are generated."""
         with contextlib.closing(self._run(requests, lambda: None, streams=True)) as steps:
             for deltas, _ in steps:
                 yield from deltas
@@ -86,7 +86,7 @@ class OfflineRunner:
     def _run(
         self, requests: Iterable[Request | None], check: Callable[[], None], streams: bool
     ) -> Iterator[tuple[list[Delta], Outputs]]:
-        """Yield the deltas and the outputs of each step."""
+        """Run requests, and yield the deltas and the outputs of each step."""
         driver = self._driver
         if driver.is_broken:
             raise UserError("an earlier run of this LLM failed; create a new LLM")
@@ -119,7 +119,7 @@ class OfflineRunner:
                     report.workers = self.end()
 
     def _open(self, requests: Iterable[Request | None], streams: bool) -> Iterator[tuple[RequestState, Request] | None]:
-        """(state, request) of each request; None if no request is available yet."""
+        """Yield (state, request) of each request; None if no request is available yet."""
         for request in requests:
             if request is None:
                 yield None
@@ -129,7 +129,8 @@ class OfflineRunner:
             yield RequestState(request, self._tokenizer, streams, self._clock), request
 
     def _advance(self, step: StepOutputs, streams: bool) -> tuple[list[Delta], Outputs]:
-        """Detokenize the outputs of a step: returns the deltas, and the outputs of the requests that it has finished."""
+        """Apply the outputs of a step to the requests' states. Returns the deltas, and the outputs of the requests that
+        the step has finished."""
         deltas, outputs = [], []
         for state, update in step:
             self.report.generated_tokens += len(update.token_ids)
@@ -143,7 +144,7 @@ class OfflineRunner:
 
 
 def check_can_stream(request: Request) -> None:
-    """Check that the answers of a request can stream.
+    """Check that the answers of a request can be streamed.
 
     Raises:
         UserError: the request has ``best_of`` or ``num_beams``, whose best answers are known only at the end.

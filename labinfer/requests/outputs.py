@@ -1,4 +1,4 @@
-"""RequestState: from engine updates to deltas and outputs of a request."""
+"""RequestState: turns the engine's updates into the deltas and the output of a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """Growth of one answer since its last delta; the concatenated texts of all deltas are its whole text."""
+    """What an answer has gained since its last delta. The texts of all its deltas, joined, are its whole text."""
 
     key: Any
     index: int
@@ -29,7 +29,7 @@ class Delta:
     a stop string."""
     token_ids: list[int]
     finish_reason: str | None
-    """Set in the last delta only."""
+    """Reason why the answer has ended; set only in its last delta."""
     logprobs: list[TokenLogprobs] | None = None
     """Logprobs of ``token_ids``, if requested."""
     stop_reason: str | int | None = None
@@ -40,7 +40,7 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One answer of a request, while it is generated or complete."""
+    """One answer of a request; complete, or as generated so far."""
 
     index: int
     text: str | None
@@ -50,45 +50,46 @@ class Completion:
     stop_reason: str | int | None
     """Stop string or stop token id that ended the answer, if any."""
     logprobs: list[TokenLogprobs] | None
-    """Logprobs of each token, if requested."""
+    """Logprobs of each token of the answer, if requested."""
     score: float | None = None
     """Beam search score; see ``SamplingParams.length_penalty``."""
     drafted: list[bool] = field(default_factory=list)
-    """Whether each token is an accepted draft token; see ``--speculative-config``."""
+    """Whether each token of the answer is an accepted draft token; see ``--speculative-config``."""
     error: str = ""
-    """Reason of an abort by the engine, if ``finish_reason`` is "abort"."""
+    """Reason why the engine aborted the answer, if ``finish_reason`` is "abort"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """A finished request. Times in seconds."""
+    """Output of a finished request. Times are in seconds."""
 
     key: Any
     prompt: str | None = None
-    """Text of the prompt; that of a conversation as the chat template has written it. None for a prompt of token ids."""
+    """Text of the prompt; for a conversation, the text that the chat template made. None if the prompt was given as
+    token ids."""
     prompt_token_ids: list[int]
     completions: list[Completion]
-    """``n`` answers; with ``best_of`` and beam search, best first."""
+    """The ``n`` answers; with ``best_of`` and beam search, the best comes first."""
     prompt_logprobs: list[TokenLogprobs] | None
     """Logprobs of each prompt token but the first, if requested."""
     num_cached_tokens: int
-    """Prompt tokens with a prefix-cache hit, for the first answer."""
+    """Prompt tokens that were prefix-cache hits when the first answer began."""
     num_output_tokens: int
-    """Tokens of all answers, including those that ``best_of`` drops."""
+    """Output tokens of all answers, including those that ``best_of`` discards."""
     time_to_first_token: float
     time_per_output_token: float
-    """Mean over the tokens after the first (TPOT), of the slowest answer; 0 for a single token."""
+    """Mean time per token after the first one (TPOT), of the slowest answer; 0 for a single token."""
     total_time: float
     num_drafted_tokens: int = 0
-    """Tokens drafted for all answers; see ``--speculative-config``."""
+    """Drafted tokens of all answers; see ``--speculative-config``."""
     num_accepted_tokens: int = 0
-    """Accepted draft tokens."""
+    """Accepted draft tokens of all answers."""
     num_steps: int = 0
     """Engine steps that produced tokens, summed over all answers."""
 
     @property
     def outputs(self) -> list[Completion]:
-        """``completions`` by vLLM's name."""
+        """The field ``completions``, under the name that it has in vLLM."""
         return self.completions
 
     @property
@@ -122,28 +123,28 @@ class CompletionState:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str = ""
-    """Reason of an abort by the engine; see ``Completion``."""
+    """Reason why the engine aborted the answer; see ``Completion``."""
     num_taken: int = 0
-    """Tokens already returned in deltas."""
+    """Number of tokens that were already returned in deltas."""
     num_dropped: int = 0
-    """Number of leading tokens whose logprobs were dropped."""
+    """Number of leading tokens whose logprobs were freed."""
     drafted: list[bool] = field(default_factory=list)
-    """Whether each token is an accepted draft token."""
+    """Whether each token of the answer is an accepted draft token."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
-    """Steps that produced tokens."""
+    """Number of engine steps that produced tokens of the answer."""
     first_token_time: float = 0.0
     end_time: float = 0.0
     queue_seconds: float | None = None
-    """Time in the engine's waiting queue."""
+    """Seconds that the answer spent in the engine's waiting queue."""
 
 
 class RequestState:
-    """A request in generation: its answers so far.
+    """State of a request during generation: its answers so far.
 
     Args:
-        tokenizer: None if the checkpoint has none; stop strings are impossible then.
+        tokenizer: the checkpoint's tokenizer; None if it has none, in which case stop strings are not possible.
         streams: whether ``take_delta`` will be called.
         clock: monotonic time in seconds.
     """
@@ -191,12 +192,12 @@ class RequestState:
 
     @property
     def first_token_time(self) -> float:
-        """Time of the first token of any answer; 0 before."""
+        """Time at which the first token of any answer arrived; 0 before."""
         return min((answer.first_token_time for answer in self.answers if answer.first_token_time), default=0.0)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all answers so far."""
+        """Output tokens of all answers so far."""
         answers = self._beams or self.answers
         return sum(len(answer.token_ids) for answer in answers)
 
@@ -218,7 +219,7 @@ class RequestState:
     def add(self, update: AnswerUpdate) -> bool:
         """Apply an engine update to an answer.
 
-        Returns whether a stop string has ended the answer; the engine does not know about stop strings.
+        Returns whether a stop string has ended the answer: the engine itself does not look for stop strings.
         """
         answer, now = self.answers[update.index], self._clock()
         if not self.request.pooling:
@@ -245,10 +246,10 @@ class RequestState:
         return stopped
 
     def take_delta(self, index: int, drops_logprobs: bool = False) -> Delta:
-        """Return the growth of one answer since the last call.
+        """Return what an answer has gained since the last call.
 
         Args:
-            drops_logprobs: free the logprobs after this delta; ``output`` does not need them.
+            drops_logprobs: whether to free the logprobs that this delta returns; only if ``output`` need not have them.
         """
         answer = self.answers[index]
         begin, answer.num_taken = answer.num_taken, len(answer.token_ids)
@@ -272,7 +273,7 @@ class RequestState:
         )
 
     def output(self) -> RequestOutput | EmbeddingOutput:
-        """Return all answers, once all are done, or the embedding of a pooling request."""
+        """Make the output: all answers, or the embedding of a pooling request. Call it once all answers are done."""
         sampling = self.request.sampling
         if self.request.pooling:
             return EmbeddingOutput(self.request.key, self.prompt_token_ids, self.embedding, self.num_cached_tokens)
@@ -301,7 +302,8 @@ class RequestState:
         )
 
     def _read(self, answer: CompletionState, token_ids: list[int]) -> bool:
-        """Detokenize new tokens. Returns whether they complete a stop string; tokens after it are dropped."""
+        """Detokenize new tokens of an answer. Returns whether they complete a stop string; the tokens after it are
+        dropped."""
         if answer.detokenizer is None:
             return False
         before = len(answer.token_ids) - len(token_ids)
@@ -360,7 +362,8 @@ class RequestState:
         return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
     def _num_text_tokens(self, answer: CompletionState) -> int:
-        """Number of tokens that belong to the text: all but a stop token that is visible and not to be included."""
+        """Number of tokens that belong to the answer's text: all but the last one, if it is a visible stop token that
+        must not be included."""
         sampling = self.request.sampling
         shows = self._ended_by_token(answer) or (
             not sampling.skip_special_tokens and answer.finish_reason is FinishReason.STOP
@@ -368,7 +371,7 @@ class RequestState:
         return len(answer.token_ids) - (shows and not sampling.include_stop_str_in_output)
 
     def _ended_by_token(self, answer: CompletionState) -> bool:
-        """Whether one of the request's own stop tokens ended the answer."""
+        """Whether one of the request's own ``stop_token_ids`` has ended the answer."""
         stops = self.request.sampling.stop_token_ids
         return answer.finish_reason is FinishReason.STOP and bool(stops) and answer.token_ids[-1] in stops
 

@@ -1,4 +1,4 @@
-"""check_registration: checks names of plugins' logits processors, which become fields of requests."""
+"""check_registration: checks the names of plugins' logits processors, which become fields of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.requests.openai.response_body import ResponseBody
 from labinfer.requests.protocol import ChatBody, CompletionBody
 
 BODIES = (SimpleLine, CompletionBody, ChatBody, ResponseBody, MessageBody)
-"""Bodies and lines that may contain parameters of logits processors as fields."""
+"""Structs of bodies and lines in which plugins' logits processors have fields."""
 
 
 def check_registration(name: str, part: Any, details: dict[str, Any]) -> None:

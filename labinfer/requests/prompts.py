@@ -1,4 +1,4 @@
-"""Typed prompts: text, token ids, or a conversation with its tools. Converted once, where input enters."""
+"""Prompts as types: a text, token ids, or a conversation with its tools. Input is converted to them once, where it enters."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 Verbosity = Literal["low", "medium", "high"]
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Chat template variables that switch reasoning on and off."""
+"""Chat template variables that models use to switch reasoning on and off."""
 
 
 class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields of a request for the chat template, besides messages and tools. Names and meanings are vLLM's and OpenAI's."""
+    """Fields of a request that configure the chat template. Names and meanings are vLLM's and OpenAI's."""
 
     chat_template_kwargs: TemplateKwargs | None = None
     """Template variables, such as ``enable_thinking``."""
     reasoning_effort: ReasoningEffort | None = None
     """Length of the reasoning; ``none`` disables it. Mapped to the corresponding variables of the template."""
     verbosity: Verbosity | None = None
-    """Length of the answer, if the template has a variable for it."""
+    """Length of the answer; has an effect if the template has a variable for it."""
     add_generation_prompt: bool | None = None
-    """False to end the prompt after the last message."""
+    """False if the prompt ends after the last message, without the beginning of an answer."""
     continue_final_message: bool | None = None
-    """True to continue the last message, as if it were the beginning of the answer."""
+    """True if the model continues the last message, as if that were the beginning of its answer."""
 
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
@@ -48,14 +48,14 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def ending(self) -> Ending:
-        """Position at which the conversation's text ends."""
+        """Where the text of the conversation ends."""
         if self.continue_final_message:
             return "in message"
         return "behind message" if self.add_generation_prompt is False else "before answer"
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> TemplateUse:
-        """Read the template fields of ``fields``; other fields are ignored.
+        """Take the template options out of ``fields``; other fields are ignored.
 
         Raises:
             UserError: a field is out of bounds.
@@ -82,26 +82,27 @@ class TextPrompt(msgspec.Struct, frozen=True):
 
 
 class TokensPrompt(msgspec.Struct, frozen=True):
-    """Token ids."""
+    """A prompt of token ids."""
 
     token_ids: list[int]
 
 
 class ChatPrompt(msgspec.Struct, frozen=True):
-    """A conversation, formatted by the checkpoint's chat template."""
+    """A conversation, which the checkpoint's chat template turns into text."""
 
     messages: list[dict[str, Any]]
     """Messages in the format of chat templates."""
     tool_use: ToolUse = ToolUse()
     template_use: TemplateUse = TemplateUse()
     thinking_budget: int | None = None
-    """Maximum tokens of reasoning, if a special token closes the model's reasoning; None for no limit."""
+    """Maximum number of reasoning tokens; None for no limit. Has an effect only if a special token ends the model's
+    reasoning."""
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
 PromptLike = Prompt | str | list[int] | dict[str, Any] | list[dict[str, Any]]
-"""A prompt as Python callers may give it: one of these types; text, token ids or a list of chat messages; or a dictionary
-with one of ``PROMPT_KEYS``.
+"""A prompt in any form that Python callers may use: one of the prompt types; a text, token ids or a list of chat
+messages; or a dictionary with one of the keys ``PROMPT_KEYS``.
 
 A dictionary may also have ``cache_salt``, ``priority`` and ``user``; see ``Request``. With ``messages`` it may have the
 fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat_template_kwargs``.
@@ -109,7 +110,7 @@ fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat
 
 
 def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
-    """Convert to a typed prompt, and return it with the ``EXTRA_KEYS`` of a dictionary.
+    """Convert a prompt to its type. Of a dictionary, also returns the values of ``EXTRA_KEYS``.
 
     Raises:
         UserError: the prompt has an unknown type, or a key is unknown or has a value of a wrong type.
@@ -126,20 +127,20 @@ def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
 
 
 def check_template_use(template_use: TemplateUse, key: str) -> None:
-    """Check that template options come with messages.
+    """Check that template options are given only for a conversation.
 
     Raises:
-        UserError: there are template options, but ``key``, the one of ``PROMPT_KEYS`` in use, is not ``messages``.
+        UserError: there are template options, but the prompt has the key ``key`` rather than ``messages``.
     """
     if key != "messages" and (names := list(msgspec.to_builtins(template_use))):
         raise UserError(f"{names[0]} needs messages, not {key}")
 
 
 def only_key(given: dict[str, Any]) -> str:
-    """The one of ``PROMPT_KEYS`` that has a value.
+    """Return the key among ``PROMPT_KEYS`` that has a value; exactly one must have one.
 
     Raises:
-        UserError: none of them has a value, or several have.
+        UserError: no key has a value, or several keys have one.
     """
     keys = [key for key in PROMPT_KEYS if given.get(key) is not None]
     if len(keys) != 1:

@@ -1,6 +1,6 @@
-"""Request schema with all its bounds, for HTTP bodies and JSONL lines.
+"""Schema of requests with all bounds of their fields, for HTTP bodies and JSONL lines.
 
-Names and meanings are those of OpenAI's API reference, or else vLLM's.
+Names and meanings are those of OpenAI's API reference; further fields are vLLM's.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 MAX_INPUTS = 2048
-"""Maximum inputs of one request, and maximum answers to all of them together; OpenAI's limit for embeddings."""
+"""Maximum number of inputs of a request, and of answers to all of them together; OpenAI's limit for embeddings."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
 TOKEN_ID = "token id"
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
-"""Token id; the model's vocabulary is a further bound."""
+"""A token id. The vocabulary of the model bounds it further."""
 
 MAX_TOKEN_IDS = 1 << 20
-"""Maximum token ids of a prompt: the maximum items of a body."""
+"""Maximum token ids of a prompt; a body has about as many items at most."""
 MAX_CHOSEN_IDS = 1 << 18
 """Maximum entries of a list or map of token ids that controls sampling: the size of the largest vocabularies."""
 
@@ -64,32 +64,35 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "chat_template": [],
     "documents": [[]],
 }
-"""Fields of OpenAI's bodies, then of vLLM's, that are accepted only with a neutral value; null is neutral for all of them."""
+"""Accepted values of fields that are not supported, first OpenAI's, then vLLM's. With these values a field has no
+effect; null is always accepted."""
 
 
 def _bounded(kind: Any, **keywords: Any) -> Any:
-    """Optional type with further keywords in its JSON schema; ``SamplingParams`` checks them, and names the field in errors."""
+    """Optional type with further JSON schema keywords. They are for documentation: ``SamplingParams`` checks the
+    values, and its errors name the field."""
     return Annotated[kind | None, msgspec.Meta(extra_json_schema=keywords)]
 
 
 def _number(name: str) -> Any:
-    """Optional type of a numeric field of ``SamplingParams``, with its bounds in the JSON schema."""
+    """Optional type of a numeric field of ``SamplingParams``; its JSON schema has the field's bounds."""
     kind, bounds = NUMBERS[name]
     return _bounded(kind, minimum=bounds.least, maximum=bounds.most)
 
 
 def check_max_tokens(field: str, value: int) -> None:
-    """Check ``value`` of ``field``, one of the names of ``max_tokens``.
+    """Check the value of ``max_tokens`` that was given under the name ``field``.
 
     Raises:
-        UserError: it is out of bounds; the message names ``field``.
+        UserError: ``value`` is out of bounds; the message names ``field``.
     """
     kind, bounds = NUMBERS["max_tokens"]
     bounds.check(field, kind, value)
 
 
 def _texts(name: str) -> Any:
-    """Optional string or list of strings, with the bounds of the ``SamplingParams`` field ``name``."""
+    """Optional type for a string or a list of strings; its JSON schema has the bounds of the ``SamplingParams`` field
+    ``name``."""
     short = {"minLength": 1, "maxLength": TEXTS[name].longest}
     return _bounded(str | list[str], **short, maxItems=TEXTS[name].most, items={"type": "string"} | short)
 
@@ -112,32 +115,33 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
 
 
 def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:
-    """Make a struct with the fields of ``base`` and those of ``SamplingParams`` except ``left_out``, which default to None."""
+    """Make a struct with the fields of ``base`` and of ``SamplingParams``, without those in ``left_out``. Sampling
+    fields default to None."""
     kinds = get_type_hints(SamplingParams).items()
     fields = [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in kinds if name not in left_out]
     return msgspec.defstruct("Sampled", fields, bases=(base,), kw_only=True)
 
 
 def given_sampling(body: msgspec.Struct) -> dict[str, Any]:
-    """Fields of ``SamplingParams`` that have a value in ``body``."""
+    """The fields of ``SamplingParams`` that ``body`` sets."""
     names = (name for name in SAMPLING_FIELDS if name in body.__struct_fields__)
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 class RequestFields(sampled(msgspec.Struct), kw_only=True):
-    """Fields of every kind of request besides its prompt; for ``seed`` see ``SamplingParams.updated``."""
+    """Fields that every kind of request has in addition to its prompt. For ``seed`` see ``SamplingParams.updated``."""
 
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
-    """With ``--scheduling-policy priority``, the lowest value runs first."""
+    """Priority of the request with ``--scheduling-policy priority``: the lowest value runs first."""
     user: str | None = None
-    """With ``--scheduling-policy fair``, the scheduler alternates between users."""
+    """User id. With ``--scheduling-policy fair``, the scheduler alternates between users."""
     cache_salt: str | None = None
     """Prefix-cache salt: only requests with equal salts share cached tokens."""
     echo: bool | None = None
-    """Whether the answer's text begins with the prompt."""
+    """Whether the text of the answer begins with the prompt."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
-        """Merge the sampling fields into ``defaults``.
+        """Sampling parameters of the request: those that it sets, others from ``defaults``.
 
         Raises:
             UserError: a field is out of bounds.
@@ -154,7 +158,7 @@ _INPUT_KINDS = [
     _TOKEN_IDS,
     _SEVERAL | {"items": _TOKEN_IDS},
 ]
-"""JSON schemas of the inputs of an embeddings request: a msgspec union may contain only one list type."""
+"""JSON schemas of the four kinds of inputs. They are written here, as a msgspec union may contain only one list type."""
 Inputs = Annotated[
     str | Annotated[list[str | TokenId | TokenIds], msgspec.Meta(max_length=MAX_TOKEN_IDS)],
     msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS}),
@@ -163,15 +167,15 @@ Inputs = Annotated[
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    """Whether a last chunk has the usage; by default only with ``continuous_usage_stats``."""
+    """Whether the last chunk of a stream has the usage. By default it has, if ``continuous_usage_stats`` is true."""
     continuous_usage_stats: bool | None = None
-    """Whether every chunk has the usage so far, unless ``include_usage`` is false."""
+    """Whether every chunk has the usage so far. No effect if ``include_usage`` is false."""
     include_obfuscation: bool | None = None
-    """Accepted and ignored: nothing hides the lengths of tokens."""
+    """Accepted and ignored: chunks are not padded to obscure the lengths of tokens."""
 
     @property
     def wants_usage(self) -> bool:
-        """Whether to send usage at all."""
+        """Whether any chunk has the usage."""
         return bool(self.continuous_usage_stats if self.include_usage is None else self.include_usage)
 
 
@@ -183,12 +187,12 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
     """Response format: a JSON object."""
 
     schema: dict[str, Any] | None = None
-    """JSON schema of the answer, as in llama.cpp and Together; None for any object."""
+    """JSON schema that the answer must follow, as in llama.cpp and Together; None for any object."""
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON schema in OpenAI's wrapper. Answers follow the schema whether it is strict or not; without ``strict``, keywords that no
-    grammar can express are ignored."""
+    """A JSON schema in OpenAI's wrapper. Answers always follow the schema. Keywords that no grammar can express are
+    ignored; with ``strict``, they are an error."""
 
     name: FunctionName
     description: str | None = None
@@ -198,11 +202,11 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON by a schema: exactly one of the fields is given."""
+    """Response format: JSON that follows a schema. Exactly one of the two fields is given."""
 
     json_schema: NamedSchema | None = None
     schema: dict[str, Any] | None = None
-    """Schema without a wrapper, as in llama.cpp and Together."""
+    """JSON schema without OpenAI's wrapper, as in llama.cpp and Together."""
 
     def __post_init__(self) -> None:
         if (self.json_schema is None) == (self.schema is None):
@@ -210,14 +214,15 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
 
 
 def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
-    """Structured output for the JSON ``schema`` of ``field``, or for any JSON object if it is None; see ``fit_schema``."""
+    """Make the structured output of a JSON ``schema``, or of any JSON object if it is None. ``field`` is the schema's
+    field in the request; see ``fit_schema``."""
     if schema is None:
         return StructuredOutputs(json_object=True)
     return StructuredOutputs(json=fit_schema(schema, field, is_strict, left_out))
 
 
 class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of OpenAI's bodies. The second group is ignored; for the third see ``NEUTRAL_VALUES``."""
+    """Fields of OpenAI's request bodies. The second group is ignored; for the third see ``NEUTRAL_VALUES``."""
 
     model: str | None = None
     """Served name of the model; None for the default model."""
@@ -243,10 +248,10 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
     def answer_form(self, left_out: list[str]) -> StructuredOutputs | None:
-        """Combine ``response_format`` and ``structured_outputs``.
+        """Structured output of the request, from either ``response_format`` or ``structured_outputs``.
 
         Args:
-            left_out: list that receives a sentence per ignored schema keyword.
+            left_out: list to which a sentence on ignored schema keywords is added.
 
         Raises:
             UserError: both are given, or a schema is out of bounds.
@@ -261,14 +266,14 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         return json_form(schema, "response_format", named is not None and bool(named.strict), left_out)
 
     supported: ClassVar[tuple[str, ...]] = ()
-    """Names in ``NEUTRAL_VALUES`` that this kind of body supports with any value."""
+    """Names in ``NEUTRAL_VALUES`` of fields that this kind of body supports with any value."""
 
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     max_tokens: _bounded(int, minimum=0, maximum=MAX_COUNT) = None
-    """0, with ``echo``, for the prompt's logprobs only."""
+    """Maximum output tokens. 0, with ``echo``, returns only the prompt and its logprobs."""
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
@@ -278,26 +283,27 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Length of the reasoning, if the chat template supports it."""
+    """Length of the reasoning; has an effect if the chat template supports it."""
     verbosity: Verbosity | None = None
-    """Length of the answer, if the chat template supports it."""
+    """Length of the answer; has an effect if the chat template supports it."""
     chat_template_kwargs: TemplateKwargs | None = None
     """Variables of the chat template, such as ``enable_thinking``."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """For both fields see ``TemplateUse``."""
+    """Whether the prompt ends inside the last message, which the model continues; see ``TemplateUse`` (also for
+    ``add_generation_prompt``)."""
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
-    """Maximum tokens of reasoning; see ``ChatPrompt``."""
+    """Maximum number of reasoning tokens; see ``ChatPrompt.thinking_budget``."""
     include_reasoning: bool | None = None
-    """Whether the answer includes the reasoning; true by default. Does not switch reasoning off."""
+    """Whether the response includes the reasoning; true by default. Does not switch reasoning off."""
     return_drafted: bool | None = None
-    """Whether the answer lists its tokens, each with whether it was drafted."""
+    """Whether the response lists the answer's tokens, each with whether it was an accepted draft token."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
     """Deprecated names of ``tools`` and ``tool_choice``, see ``ToolUse``."""
 
     prediction: dict | None = None
-    """Predicted output; accepted and ignored."""
+    """Predicted output of the answer; accepted and ignored."""
     modalities: Any = None
     web_search_options: Any = None
     audio: Any = None
@@ -307,7 +313,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def prompt(self) -> ChatPrompt:
-        """The conversation, with its tools if any are offered.
+        """The conversation as a prompt, with its tools if the model may call any.
 
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
@@ -320,7 +326,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return ChatPrompt(messages, tool_use, template_use, self.thinking_token_budget)
 
     def tool_use(self) -> ToolUse:
-        """Combine the tool fields.
+        """The fields that concern tools, as one object.
 
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
@@ -328,7 +334,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return ToolUse(**{name: getattr(self, name) for name in TOOL_KEYS})
 
     def count_logprobs(self) -> int | None:
-        """``logprobs`` and ``top_logprobs`` as the one count of ``SamplingParams``.
+        """Number of logprobs in the form of ``SamplingParams``, from ``logprobs`` and ``top_logprobs``.
 
         Raises:
             UserError: ``logprobs`` is not a boolean, or ``top_logprobs`` is given without it or is out of bounds.
@@ -344,7 +350,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 
 Pooling = Literal["last", "mean", "cls"]
-"""Pooling method, see ``plan.POOLINGS``; by default the model's own. Scores need one if the model's files do not make it an embedder."""
+"""Pooling method, see ``plan.POOLINGS``; by default the model's own. Similarity scores require one, unless the model's
+files say that it is an embedding model."""
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -368,15 +375,15 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.encoding_format = self.encoding_format or "float"
 
     def prompts(self) -> list[Prompt]:
-        """Typed prompts of the inputs, in order.
+        """Inputs of the request as prompts, in order.
 
         Raises:
-            UserError: there are no or too many inputs, one is empty, or they are of several kinds.
+            UserError: there are no or too many inputs, one is empty, or they mix texts and token ids.
         """
         return typed_prompts("input", self.input)
 
     def check_dimensions(self, hidden_size: int) -> None:
-        """Check ``dimensions``.
+        """Check that ``dimensions``, if given, is the length of the model's vectors.
 
         Raises:
             UserError: ``dimensions`` differs from ``hidden_size``.
@@ -389,10 +396,10 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def typed_prompts(field: str, inputs: Any) -> list[Prompt]:
-    """Typed prompts of the inputs of ``field``, in order.
+    """Convert the inputs in ``field`` of a request to prompts, in order.
 
     Raises:
-        UserError: there are no or too many inputs, one is empty, or they are of several kinds.
+        UserError: there are no or too many inputs, one is empty, or they mix texts and token ids.
     """
     if isinstance(inputs, str) or (inputs and all(isinstance(item, int) for item in inputs)):
         inputs = [inputs]

@@ -1,4 +1,4 @@
-"""Sampling parameters recommended by a checkpoint (Hugging Face's ``GenerationConfig``)."""
+"""recommended_sampling: sampling parameters that a checkpoint recommends (Hugging Face's ``GenerationConfig``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
-    """Recommended fields of ``SamplingParams``, and parameters of plugins. None if the checkpoint recommends greedy decoding
-    (``do_sample`` false): its numbers apply only when sampling is requested.
+    """Recommended fields of ``SamplingParams``, and of plugins' sampling parameters. None if the checkpoint recommends
+    greedy decoding (``do_sample`` false): its numbers then apply only when a request asks for sampling.
 
     Raises:
         UserError: a number is out of bounds.

@@ -18,13 +18,15 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Error type by HTTP status; otherwise ``api_error`` from 500 on, and the type of 400 below."""
+"""Anthropic's error type for each HTTP status. Of other statuses, those from 500 on are ``api_error``, those below have
+the type of 400."""
 TOO_LONG = "prompt is too long: "
-"""Message prefix by which clients recognize that the conversation must be shortened."""
+"""Beginning of an error message by which clients recognize that they must shorten the conversation."""
 
 
 THREADS_REFUSED = "thread_unsupported_request"
-"""Error code by which clients recognize that they must send whole conversations; the SDK's tool runners then do so."""
+"""Error code by which clients recognize that they must send whole conversations; the tool runners of Anthropic's SDK
+then do so."""
 
 
 class ErrorFacts(ApiObject):
@@ -32,7 +34,7 @@ class ErrorFacts(ApiObject):
 
     error_code: str
     unsupported: list[str]
-    """Names of unsupported fields."""
+    """Names of the request's fields that are not supported."""
 
 
 class ErrorKind(ApiObject):
@@ -44,7 +46,7 @@ class ErrorKind(ApiObject):
 
 
 class AnthropicError(ApiObject, kw_only=True, tag_field="type", tag="error"):
-    """Body of every error response of this API, and the event of a failure in mid-stream."""
+    """Body of every error response of Anthropic's API; also the event that reports an error in mid-stream."""
 
     error: ErrorKind
     request_id: str | None
@@ -59,5 +61,5 @@ def anthropic_error(error: ApiError, request_id: str | None) -> AnthropicError:
 
 
 def no_threads() -> ApiError:
-    """Error for the field ``thread``: the server stores no conversations."""
+    """Error for a request with the field ``thread``: the server stores no conversations."""
     return bad_request("thread: this server does not store conversations; send all messages", "thread", THREADS_REFUSED)

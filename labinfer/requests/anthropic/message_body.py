@@ -32,9 +32,9 @@ BLOCK_FIELDS = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
-"""Block type to its required fields."""
+"""Required fields of each type of content block."""
 ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
-"""Block type to the only role whose messages may contain it."""
+"""For block types that are allowed in messages of one role only: that role."""
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
@@ -65,13 +65,13 @@ Blocks = Annotated[list[ContentBlock], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 class Turn(msgspec.Struct):
-    """A message; unknown keys are ignored."""
+    """A message of the conversation; unknown keys are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
     def blocks(self) -> list[ContentBlock]:
-        """The content as blocks.
+        """The content of the message as blocks.
 
         Raises:
             UserError: a block type is not allowed in this role.
@@ -105,14 +105,14 @@ class MessageTool(msgspec.Struct, kw_only=True):
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
-    """Whether the model may or must call tools."""
+    """Whether the model may call tools, must call one, or must not call any."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def choice(self) -> str | NamedTool:
-        """The choice in the format of OpenAI's chat requests.
+        """The tool choice in the format of OpenAI's chat requests.
 
         Raises:
             UserError: the type is "tool", and no name is given.
@@ -125,17 +125,17 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether to enable reasoning; unknown keys are ignored."""
+    """Whether the model reasons before its answer; unknown keys are ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None = None
-    """Maximum tokens of reasoning; see ``ChatPrompt``."""
+    """Maximum tokens of reasoning; see ``ChatPrompt.thinking_budget``."""
     display: Literal["summarized", "omitted"] | None = None
-    """Whether to omit the reasoning; both other values return it in full."""
+    """``omitted`` leaves the reasoning out of the response; ``summarized`` and null return it in full."""
 
 
 class JsonFormat(msgspec.Struct):
-    """Output format: JSON by a schema."""
+    """Output format: JSON that follows a schema."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -149,7 +149,8 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that make a prompt: the body of ``POST /v1/messages/count_tokens``. The last group is ignored."""
+    """Fields from which the prompt is made; the body of ``POST /v1/messages/count_tokens``. The last group of fields is
+    ignored."""
 
     messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -167,7 +168,7 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def prompt(self) -> ChatPrompt:
-        """The conversation, with its tools if any are offered.
+        """The conversation as a prompt, with its tools if the model may call any.
 
         Raises:
             UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
@@ -210,7 +211,7 @@ class MessageMetadata(msgspec.Struct):
 
 
 class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
-    """Fields of ``POST /v1/messages``. The last group is ignored."""
+    """Body of ``POST /v1/messages``. The last group of fields is ignored."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
     temperature: Temperature = None
@@ -218,10 +219,10 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     top_k: TopK = None
     stop_sequences: Stop = None
     logits_processors: dict[str, Any] | None = None
-    """LABInfer's extension; as in ``SamplingParams``."""
+    """Values for plugins' logits processors, as in ``SamplingParams``. LABInfer's extension of the API."""
     stream: bool | None = None
     thread: Any = None
-    """Refused with an error code that clients know."""
+    """Always refused, with an error code on which clients act."""
 
     diagnostics: Any = None
     metadata: MessageMetadata | None = None
@@ -232,7 +233,8 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def shows_reasoning(self) -> bool:
-        """Whether the response includes the reasoning: clients that do not request it expect text first."""
+        """Whether the response includes the reasoning. Clients that do not ask for reasoning expect text as the first
+        block."""
         thinking = self.thinking
         return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
 
@@ -262,7 +264,8 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
 
 
 def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
-    """Append a turn as chat template messages: each tool result is a message, and consecutive user texts are merged."""
+    """Append a message of the conversation in the form of chat templates. Each tool result becomes a message; texts of
+    consecutive user messages are merged."""
     blocks = turn.blocks()
     if turn.role == "assistant":
         message = MessageBuilder("assistant", _joined(blocks))
@@ -284,7 +287,7 @@ def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
 
 
 def _joined(content: str | list[ContentBlock] | None) -> str:
-    """Join the texts of all text blocks."""
+    """Text of all text blocks of ``content``, joined."""
     if content is None or isinstance(content, str):
         return content or ""
     return PARAGRAPHS.join(block.text for block in content if block.type == "text")

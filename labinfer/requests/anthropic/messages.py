@@ -11,9 +11,9 @@ from labinfer.requests.openai.api_object import ApiObject, Count, Usage
 from labinfer.text.reply_parts import Content, Event, Reasoning, ToolCall
 
 MESSAGE_PREFIX = "msg_"
-"""Id prefix of messages."""
+"""Prefix of message ids."""
 SIGNATURE = "unsigned"
-"""Signature of every thinking block: clients drop unsigned ones. Not checked when it comes back."""
+"""Signature of every thinking block, as clients drop blocks without one. It is not checked when a client sends it back."""
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -24,7 +24,7 @@ class TextBlock(ApiObject, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(ApiObject, tag_field="type", tag="thinking"):
-    """Reasoning, in full."""
+    """A block with reasoning, in full."""
 
     thinking: str
     signature: str
@@ -42,13 +42,13 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class ThinkingTokens(ApiObject):
-    """Reasoning tokens, including their delimiters."""
+    """Number of reasoning tokens, including delimiters."""
 
     thinking_tokens: Count
 
 
 class MessageUsage(ApiObject, kw_only=True):
-    """Token counts. The prompt has ``input_tokens`` plus ``cache_read_input_tokens`` tokens."""
+    """Token counts of a message. The prompt has ``input_tokens`` plus ``cache_read_input_tokens`` tokens."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count = 0
@@ -82,58 +82,58 @@ class MessageStart(ApiObject, tag_field="type", tag="message_start"):
 
 
 class BlockStart(ApiObject, tag_field="type", tag="content_block_start"):
-    """Begin of a content block."""
+    """Stream event: a content block begins."""
 
     index: Count
     content_block: AnswerBlock
 
 
 class TextDelta(ApiObject, tag_field="type", tag="text_delta"):
-    """Piece of text."""
+    """Next piece of a text block."""
 
     text: str
 
 
 class ThinkingDelta(ApiObject, tag_field="type", tag="thinking_delta"):
-    """Piece of reasoning."""
+    """Next piece of a thinking block."""
 
     thinking: str
 
 
 class SignatureDelta(ApiObject, tag_field="type", tag="signature_delta"):
-    """Signature at the end of a thinking block."""
+    """Signature of a thinking block, sent at its end."""
 
     signature: str
 
 
 class InputDelta(ApiObject, tag_field="type", tag="input_json_delta"):
-    """Input of a tool call, sent as a whole."""
+    """Input of a tool call as JSON text, sent in one piece."""
 
     partial_json: str
 
 
 class BlockDelta(ApiObject, tag_field="type", tag="content_block_delta"):
-    """Growth of a content block."""
+    """Stream event: a content block has grown."""
 
     index: Count
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockStop(ApiObject, tag_field="type", tag="content_block_stop"):
-    """End of a content block."""
+    """Stream event: a content block ends."""
 
     index: Count
 
 
 class Ending(ApiObject):
-    """Reason why the answer has ended."""
+    """Why the answer has ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None
 
 
 class MessageDelta(ApiObject, tag_field="type", tag="message_delta"):
-    """End of the answer."""
+    """Stream event: the answer has ended; with its stop reason and token counts."""
 
     delta: Ending
     usage: MessageUsage
@@ -144,15 +144,15 @@ class MessageStop(ApiObject, tag_field="type", tag="message_stop"):
 
 
 class Ping(ApiObject, tag_field="type", tag="ping"):
-    """Keep-alive event."""
+    """Stream event that keeps the connection open."""
 
 
 STREAM_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping)
 
 
 class MessageWriter:
-    """Converts reply events to the content of a message, and yields the stream events on the way. To get the message alone, discard
-    the events.
+    """Converts the events of a parsed reply to the content of a message, and yields stream events on the way. For the
+    message alone, discard the events.
 
     Args:
         shows_reasoning: whether to include the reasoning.
@@ -167,11 +167,11 @@ class MessageWriter:
         self._pieces: list[str] = []  # texts of the open block
 
     def begin(self) -> Iterator[ApiObject]:
-        """Events before the first token."""
+        """Yield the stream events that precede the first token."""
         yield MessageStart(self.message)
 
     def add(self, events: list[Event]) -> Iterator[ApiObject]:
-        """Convert reply events to stream events."""
+        """Convert events of a parsed reply to stream events."""
         for event in events:
             if isinstance(event, ToolCall):
                 yield from self._call(event)
@@ -179,7 +179,7 @@ class MessageWriter:
                 yield from self._write(event)
 
     def end(self, stop_reason: StopReason, stop_sequence: str | None, usage: Usage) -> Iterator[ApiObject]:
-        """Events after the last token."""
+        """Yield the stream events that follow the last token."""
         yield from self._close()
         if all(isinstance(block, ThinkingBlock) for block in self._blocks):
             yield from self._begin(Content)  # clients expect at least one text block
@@ -207,7 +207,7 @@ class MessageWriter:
         yield BlockStart(len(self._blocks), ThinkingBlock("", "") if kind is Reasoning else TextBlock(""))
 
     def _close(self) -> Iterator[ApiObject]:
-        """End the open block, if any."""
+        """Yield the stream events that end the open content block, if any."""
         if self._open is None:
             return
         index, text = len(self._blocks), "".join(self._pieces)
@@ -228,7 +228,7 @@ class MessageWriter:
 
 
 def stop_reason(finish_reason: str, stopped_by: str | int | None) -> tuple[StopReason, str | None]:
-    """Stop reason in Anthropic's terms, and the stop sequence that ended the answer.
+    """Stop reason in Anthropic's terms, and the stop sequence that ended the answer, if any.
 
     Args:
         finish_reason: OpenAI's finish reason.

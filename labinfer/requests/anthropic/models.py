@@ -10,12 +10,12 @@ from labinfer.requests.openai.models import ModelEntry
 
 
 class AnthropicModel(ApiObject, kw_only=True, tag_field="type", tag="model"):
-    """A model."""
+    """A model, as Anthropic's API describes it."""
 
     id: str
     display_name: str
     created_at: str
-    """Time at which the model was created, in RFC 3339 format."""
+    """Time at which the model was created; RFC 3339."""
     lifecycle: Literal["active"] = "active"
     max_input_tokens: Count | None = None
     max_tokens: Count | None = None
@@ -43,9 +43,10 @@ def anthropic_model(entry: ModelEntry) -> AnthropicModel:
 def anthropic_model_list(
     models: list[AnthropicModel], limit: int, after_id: str | None, before_id: str | None
 ) -> AnthropicModelList:
-    """Page of ``limit`` models: after ``after_id``, or right before ``before_id``, or from the beginning.
+    """Select a page of ``limit`` models: those after ``after_id``, or those right before ``before_id``, or else the
+    first ones.
 
-    An unknown id counts as not given.
+    An unknown id is ignored.
     """
     ids = [model.id for model in models]
     begin, end = ids.index(after_id) + 1 if after_id in ids else 0, len(models)

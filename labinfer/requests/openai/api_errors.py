@@ -1,7 +1,7 @@
-"""ApiError: OpenAI's error object with its HTTP status, and one constructor per kind of failure.
+"""ApiError: OpenAI's error object with its HTTP status; and a constructor for each kind of failure.
 
-Types and codes are those of OpenAI's API ("Error codes" in its guides) where it has one for the case. OpenAI's clients act on
-the status: 400, 401, 404, 429 and 5xx have exception classes, and 408, 409, 429 and 5xx are retried, unless the header
+Types and codes are OpenAI's ("Error codes" in its guides), if it has one for that failure. OpenAI's clients act on the
+status: 400, 401, 404, 429 and 5xx have exception classes, and 408, 409, 429 and 5xx are retried, unless the header
 ``x-should-retry`` says otherwise.
 """
 
@@ -15,9 +15,9 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 ENGINE_FAILED = "engine_failed"
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a request whose client has disconnected; no RFC defines one."""
+"""Status of a request whose client has disconnected, as in nginx; no RFC defines one."""
 MAX_MESSAGE_LENGTH, MAX_PARAM_LENGTH = 1000, 100
-"""Maximum lengths of ``message`` and ``param`` of an invalid request, which quote the request."""
+"""Maximum characters of ``message`` and ``param`` in the error of an invalid request; both quote the request."""
 DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
@@ -37,11 +37,11 @@ class ErrorAnswer(ApiObject):
 
 
 class ApiError(Exception):
-    """An error response.
+    """An error that is sent as an HTTP response.
 
     Args:
         status: HTTP status.
-        message: text for the caller; contains no internals.
+        message: text for the caller, without internal details.
         type: class of the error.
         param: name of the invalid field, if any.
         code: machine-readable code.
@@ -68,11 +68,11 @@ class ApiError(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether the header ``x-should-retry`` forbids a retry."""
+        """Whether the response has ``x-should-retry: false``, so that clients do not retry."""
         return DO_NOT_RETRY.items() <= self.headers.items()
 
     def body(self) -> ErrorAnswer:
-        """Body of the response, and data of a stream's error event."""
+        """Body of the response; also the data of a stream's error event."""
         return ErrorAnswer(ErrorDetails(self.message, self.type, self.param, self.code))
 
 
@@ -151,7 +151,7 @@ def method_not_allowed(method: str, path: str, allowed: list[str]) -> ApiError:
 
 
 def timed_out(seconds: float) -> ApiError:
-    """Error 408: the request timeout has passed. Not to be retried, as a retry would take as long."""
+    """Error 408: the request timeout has passed. Clients must not retry, as the retry would take just as long."""
     message = f"the request was cancelled: it took longer than {seconds:g} seconds"
     return ApiError(408, message, "timeout", code="request_timeout", headers=dict(DO_NOT_RETRY))
 
@@ -167,32 +167,34 @@ def conflict(message: str, final: bool = False) -> ApiError:
 
 
 def too_large(limit_bytes: int) -> ApiError:
-    """Error 413: the body is too long."""
+    """Error 413: the request body is too long."""
     message = f"the request body is larger than {limit_bytes} bytes; send a smaller request"
     return ApiError(413, message, INVALID_REQUEST, code="request_too_large")
 
 
 def unsupported_media_type(content_type: str) -> ApiError:
-    """Error 415: the content type is not JSON. Required because a web page may send other types cross-site without a preflight."""
+    """Error 415: the content type of the body is not JSON. The type is required because web pages can send other types
+    to any site without a preflight."""
     given = _shorten(content_type) if content_type else "none"
     message = f"the body must be JSON and have the header Content-Type: application/json, not {given}"
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
 
 
 def unsupported_form(message: str) -> ApiError:
-    """Error 415: the body is not a form with a file."""
+    """Error 415: the request body is not a form with a file."""
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
 
 
 def unsupported_encoding(encoding: str) -> ApiError:
-    """Error 415: the content encoding is not supported; ``Accept-Encoding`` lists the supported one (RFC 9110, 15.5.16)."""
+    """Error 415: the content encoding is not supported; ``Accept-Encoding`` names the supported one (RFC 9110,
+    15.5.16)."""
     message = f"the body must be uncompressed or have Content-Encoding: gzip, not {_shorten(encoding)}"
     headers = {"Accept-Encoding": "gzip"}
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_encoding", headers=headers)
 
 
 def range_outside(num_bytes: int) -> ApiError:
-    """Error 416: the range begins after the end of the file."""
+    """Error 416: the requested range begins after the end of the file."""
     message = f"the range begins after the file's {num_bytes} bytes; request an earlier range"
     headers = {"Content-Range": f"bytes */{num_bytes}"}  # RFC 9110, section 15.5.17
     return ApiError(416, message, INVALID_REQUEST, code="range_not_satisfiable", headers=headers)
@@ -232,7 +234,7 @@ def engine_failed(message: str) -> ApiError:
 
 
 def given_up(message: str) -> ApiError:
-    """Error 500: the engine has failed on this request repeatedly; not to be retried."""
+    """Error 500: the engine has failed on this request repeatedly, so clients must not retry."""
     return ApiError(500, message, SERVER_ERROR, code=ENGINE_FAILED, headers=dict(DO_NOT_RETRY))
 
 
@@ -248,5 +250,5 @@ def draining(retry_after_seconds: float) -> ApiError:
 
 
 def _shorten(text: str) -> str:
-    """Quote a caller's text, shortened to 80 characters."""
+    """Quote a text of the caller, shortened to 80 characters."""
     return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -1,4 +1,4 @@
-"""ApiObject: the base of all JSON objects in responses, and parts shared by several kinds of responses."""
+"""ApiObject: the base class of all JSON objects in responses; and objects that several kinds of responses share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Value = TypeVar("Value")
 
 
 class ApiObject(msgspec.Struct, frozen=True, gc=False):
-    """A JSON object in a response. None is encoded as null; only ``UNSET`` fields are omitted.
+    """A JSON object in a response. None is encoded as null; a field is omitted only if it is ``UNSET``.
 
     ``/openapi.json`` is generated from these structs: see ``server/gateway/openapi.py``.
     """
 
 
 class ListPage(ApiObject, kw_only=True):
-    """Fields of a page of a list, besides its items; see ``server/gateway/page.py``."""
+    """Fields that a page of a list has in addition to its items; see ``server/gateway/page.py``."""
 
     object: Literal["list"] = "list"
     first_id: str | None
@@ -34,26 +34,28 @@ class ListPage(ApiObject, kw_only=True):
 
 
 class CachedTokens(ApiObject):
-    """Prompt tokens with a prefix-cache hit."""
+    """Number of prompt tokens that were prefix-cache hits."""
 
     cached_tokens: Count
 
 
 class CompletionDetails(ApiObject):
-    """Breakdown of the completion tokens."""
+    """Details of the number of completion tokens."""
 
     reasoning_tokens: Count | UnsetType = UNSET
-    """Reasoning tokens, including their delimiters; set for chat only, as other endpoints do not parse reasoning."""
+    """Number of reasoning tokens, including delimiters. Set for chat only, as other endpoints do not parse reasoning."""
     accepted_prediction_tokens: Count | UnsetType = UNSET
-    """Accepted draft tokens; set if tokens were drafted."""
+    """Number of accepted draft tokens (speculative decoding); set if tokens were drafted."""
     rejected_prediction_tokens: Count | UnsetType = UNSET
-    """Rejected draft tokens, which are not in the answer and not counted in ``completion_tokens``; set if tokens were drafted."""
+    """Number of rejected draft tokens, which are neither in the answer nor in ``completion_tokens``; set if tokens were
+    drafted."""
     steps: Count | UnsetType = UNSET
-    """Engine steps that produced ``completion_tokens``; set if tokens were drafted. LABInfer's extension."""
+    """Number of engine steps that produced ``completion_tokens``; set if tokens were drafted. LABInfer's extension of
+    the API."""
 
 
 class Usage(ApiObject):
-    """Token counts of a call."""
+    """Token counts of a request."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -72,8 +74,8 @@ class PromptLogprob(ApiObject):
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""Prompt logprobs in vLLM's format: one entry per token with its logprob and those of the most likely tokens, by token id; null for
-the first token, which has no context."""
+"""Prompt logprobs in vLLM's format. There is one entry per prompt token, with its logprob and those of the most likely
+tokens, by token id; for the first token it is null, as it has no context."""
 
 
 class PlainLogprob(ApiObject):
@@ -99,7 +101,8 @@ def count_usage(
     accepted: int = 0,
     steps: int = 0,
 ) -> Usage:
-    """Token counts of a call. ``reasoning`` is None if reasoning is not parsed; ``steps`` are the engine steps of a call with drafts."""
+    """Token counts of a request. ``reasoning`` is None if reasoning is not parsed; ``steps`` is the number of engine
+    steps, if tokens were drafted."""
     details = UNSET
     if reasoning is not None or drafted:
         predictions = (accepted, drafted - accepted, steps) if drafted else ()
@@ -108,7 +111,7 @@ def count_usage(
 
 
 def total_usage(outputs: list[RequestOutput] | list[RequestState], reasoning: int | None = None) -> Usage:
-    """Usage of a call with these outputs or states, one per prompt."""
+    """Token counts of a request with these outputs or states, one per prompt."""
     return count_usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_output_tokens for output in outputs),
@@ -126,7 +129,7 @@ def plain_logprobs(measured: list[TokenLogprobs]) -> list[PlainLogprob]:
 
 
 def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer | None) -> PromptLogprobs | UnsetType:
-    """Value of the field ``prompt_logprobs``; unset unless the request asks for it."""
+    """Value of the response field ``prompt_logprobs``; ``UNSET`` if the request does not ask for it."""
     if measured is None:
         return UNSET
     entries: PromptLogprobs = [None]
@@ -144,5 +147,5 @@ def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer |
 
 
 def token_text(token_id: int, tokenizer: Tokenizer | None) -> TokenText:
-    """Text, length and bytes of a single token; a placeholder with its id if the checkpoint has no tokenizer."""
+    """Text, length and bytes of one token. Without a tokenizer, the text is a placeholder that contains the id."""
     return tokenizer.token_text(token_id) if tokenizer else unnamed_token(token_id)

@@ -25,12 +25,12 @@ from labinfer.text.tokenizer import Tokenizer
 from labinfer.text.tools import ToolUse
 
 CHAT_PREFIX = "chatcmpl-"
-"""Id prefix of chat completions."""
+"""Prefix of the ids of chat completions."""
 Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
 
 class FunctionCallAnswer(ApiObject):
-    """Name and arguments of a call; the arguments are JSON in a string."""
+    """Function name and arguments of a tool call. The arguments are JSON in a string."""
 
     name: str
     arguments: str
@@ -45,7 +45,7 @@ class ToolCallAnswer(ApiObject):
 
 
 class ChatMessage(ApiObject):
-    """The assistant message of an answer."""
+    """The assistant's message in an answer."""
 
     role: Literal["assistant"]
     content: str | None
@@ -57,11 +57,11 @@ class ChatMessage(ApiObject):
     function_call: FunctionCallAnswer | UnsetType = UNSET
     """Function call, for a request with ``functions``."""
     refusal: None = None
-    """Always null: a refusal of the model is ordinary content."""
+    """Always null: if the model refuses, its refusal is ordinary content."""
 
 
 class SpelledLogprob(ApiObject):
-    """Logprob of an alternative token."""
+    """Logprob of an alternative to a generated token."""
 
     token: str
     logprob: float
@@ -75,18 +75,18 @@ class ChosenLogprob(SpelledLogprob):
 
 
 class ChatLogprobs(ApiObject):
-    """Logprobs of the tokens of an answer."""
+    """Logprobs of all tokens of an answer."""
 
     content: list[ChosenLogprob]
     refusal: None = None
 
 
 class AnswerToken(ApiObject):
-    """A token of an answer; not in OpenAI's API."""
+    """A token of an answer. This object is not in OpenAI's API."""
 
     token: str
     bytes: list[Byte] | None
-    """``token`` and ``bytes`` are as in logprobs."""
+    """Bytes of the token, as in logprobs; null if unknown."""
     drafted: bool
     """Whether the token is an accepted draft token."""
 
@@ -117,7 +117,7 @@ class ChatCompletion(ApiObject, kw_only=True):
 
 
 class ToolCallDelta(ApiObject, kw_only=True):
-    """The ``index``-th tool call of an answer, sent as a whole."""
+    """A tool call in a stream, sent in one piece; ``index`` is its number in the answer."""
 
     index: Count
     id: str
@@ -126,7 +126,7 @@ class ToolCallDelta(ApiObject, kw_only=True):
 
 
 class ChatDelta(ApiObject):
-    """Growth of a message."""
+    """The part of a message that a stream event adds."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -135,11 +135,11 @@ class ChatDelta(ApiObject):
     reasoning_content: str | UnsetType = UNSET
     function_call: FunctionCallAnswer | UnsetType = UNSET
     refusal: None | UnsetType = UNSET
-    """Refusal text, which is never used: null in the first delta of an answer."""
+    """Null in the first delta of an answer. Never a text: refusals are ordinary content."""
 
 
 class ChatChunkChoice(ApiObject, kw_only=True):
-    """Delta of one answer. The fields after ``finish_reason`` are not in OpenAI's API."""
+    """The part of an answer that a stream event adds. The fields after ``finish_reason`` are not in OpenAI's API."""
 
     index: Count
     delta: ChatDelta
@@ -150,7 +150,8 @@ class ChatChunkChoice(ApiObject, kw_only=True):
 
 
 class ChatCompletionChunk(ApiObject, kw_only=True):
-    """Event of a streamed response. ``usage`` is present with ``stream_options`` only, and null unless it is due."""
+    """Event of a streamed response. ``usage`` is present only with ``stream_options``, and null except in chunks that
+    report it."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -159,11 +160,12 @@ class ChatCompletionChunk(ApiObject, kw_only=True):
     usage: Usage | None | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """Sent in one of the first chunks. Not in OpenAI's API."""
+    """Log-probabilities of the prompt's tokens, sent in one of the first chunks; not in OpenAI's API."""
 
 
 def first_delta(delta: ChatDelta) -> ChatDelta:
-    """Turn ``delta`` into the first one of an answer, with the role, and with empty content if it has no other field."""
+    """Copy of ``delta`` with the role, as the first delta of an answer needs it; and with empty content if it has no
+    other field."""
     is_empty = delta == ChatDelta()
     content = "" if is_empty else delta.content
     return msgspec.structs.replace(delta, role="assistant", content=content, refusal=None)
@@ -172,10 +174,11 @@ def first_delta(delta: ChatDelta) -> ChatDelta:
 def chat_messages(
     output: RequestOutput, tokenizer: Tokenizer | None, tool_use: ToolUse, include_reasoning: bool = True
 ) -> tuple[list[ChatMessage], Usage]:
-    """Parse the answers of a request into reasoning, tool calls and content. Returns the messages and the usage.
+    """Parse the answers of a request into reasoning, tool calls and content. Returns the message of each answer, and
+    the usage.
 
     Args:
-        include_reasoning: whether messages include the reasoning.
+        include_reasoning: whether the messages include the reasoning.
     """
     messages, num_reasoning_tokens = [], 0
     for completion in output.completions:
@@ -192,7 +195,7 @@ def chat_choice(
     tokenizer: Tokenizer | None,
     lists_tokens: bool = False,
 ) -> ChatChoice:
-    """Make the choice of an answer of ``output``, with its parsed ``message``."""
+    """Make the choice object of an answer in ``output``. ``message`` is the parsed answer."""
     finish_reason = completion.finish_reason
     if finish_reason == "stop" and message.tool_calls is not UNSET:
         finish_reason = "tool_calls"
@@ -226,7 +229,7 @@ def _read_message(completion: Completion, reader: ReplyReader, include_reasoning
 
 
 def tool_call(call: ToolCall) -> ToolCallAnswer:
-    """Convert a complete tool call."""
+    """Convert a complete tool call to OpenAI's format."""
     return ToolCallAnswer(call.id, "function", FunctionCallAnswer(call.name, call.arguments))
 
 
@@ -240,7 +243,7 @@ def chat_logprobs(measured: list[TokenLogprobs], tokenizer: Tokenizer | None) ->
 
 
 def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenizer | None) -> list[AnswerToken]:
-    """Tokens of an answer, each with whether it was drafted."""
+    """List the tokens of an answer, each with whether it was an accepted draft token."""
     shown = [token_text(token_id, tokenizer) for token_id in token_ids]
     return [
         AnswerToken(token.token, token.bytes and list(token.bytes), is_drafted)
@@ -249,10 +252,10 @@ def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenize
 
 
 def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
-    """Make the delta of a reply event; ``num_calls`` is the number of tool calls before it.
+    """Convert an event of a parsed reply to a delta. ``num_calls`` is the number of tool calls that precede it.
 
     Args:
-        has_functions: whether the request has ``functions`` instead of ``tools``.
+        has_functions: whether the request has the deprecated ``functions`` instead of ``tools``.
     """
     if isinstance(event, ToolCall):
         function = FunctionCallAnswer(event.name, event.arguments)

@@ -24,11 +24,12 @@ from labinfer.text.token_offsets import TokenOffsets
 from labinfer.text.tokenizer import Tokenizer
 
 COMPLETION_PREFIX = "cmpl-"
-"""Id prefix of completions."""
+"""Prefix of the ids of completions."""
 
 
 class TextLogprobs(ApiObject):
-    """Logprobs of the tokens of an answer; null for the first token of a prompt, which has no context."""
+    """Logprobs of the tokens of an answer (with ``echo``, also of the prompt). Null for a prompt's first token, which
+    has no context."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -60,8 +61,8 @@ class TextCompletion(ApiObject, kw_only=True):
 
 
 class TextChunkChoice(ApiObject, kw_only=True):
-    """Delta of one answer. The fields after ``finish_reason`` are not in OpenAI's API; ``token_ids`` replace the text if
-    the checkpoint has no tokenizer."""
+    """The part of an answer that a stream event adds. The fields after ``finish_reason`` are not in OpenAI's API.
+    ``token_ids`` replace the text if the checkpoint has no tokenizer."""
 
     index: Count
     text: str
@@ -73,7 +74,8 @@ class TextChunkChoice(ApiObject, kw_only=True):
 
 
 class TextCompletionChunk(ApiObject, kw_only=True):
-    """Event of a streamed response. ``usage`` is present with ``stream_options`` only, and null unless it is due."""
+    """Event of a streamed response. ``usage`` is present only with ``stream_options``, and null except in chunks that
+    report it."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -85,7 +87,7 @@ class TextCompletionChunk(ApiObject, kw_only=True):
 
 @dataclass(frozen=True)
 class Echo:
-    """The prompt of a request with ``echo``."""
+    """The prompt of a request with ``echo``, which the answer repeats."""
 
     text: str
     token_ids: list[int]
@@ -96,12 +98,12 @@ Answered = TypeVar("Answered", Completion, Delta)
 
 
 def without_tokens(output: RequestOutput) -> RequestOutput:
-    """Copy of ``output`` with empty answers, for a request with ``echo`` and ``max_tokens=0``."""
+    """Copy of ``output`` whose answers are empty, for a request with ``echo`` and ``max_tokens=0``."""
     return replace(output, completions=list(map(emptied, output.completions)), num_output_tokens=0)
 
 
 def emptied(answer: Answered) -> Answered:
-    """Copy of an answer or a delta without its tokens."""
+    """Copy of an answer or a delta without text and tokens."""
     return replace(
         answer,
         text=answer.text and "",
@@ -116,7 +118,7 @@ def emptied(answer: Answered) -> Answered:
 def text_choice(
     completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, echo: Echo | None, index: int
 ) -> TextChoice:
-    """Make the choice of an answer of ``output``; with ``echo``, the prompt and its logprobs come first."""
+    """Make the choice object of an answer in ``output``. With ``echo``, the prompt and its logprobs come first."""
     text, logprobs = completion.text, None
     if echo is not None and text is not None:
         text = echo.text + text
@@ -140,11 +142,11 @@ def text_logprobs(
     echo: Echo | None = None,
     offsets: TokenOffsets | None = None,
 ) -> TextLogprobs:
-    """Logprobs of tokens, with the text and the text offset of each token.
+    """Logprobs of tokens, with each token's text and its offset in the text.
 
     Args:
-        echo: the prompt, if these are the first tokens of an answer with ``echo``.
-        offsets: state after all tokens before these; None for the first tokens.
+        echo: the prompt, if ``token_ids`` begin an answer with ``echo``.
+        offsets: offsets that have counted all tokens before ``token_ids``; None if ``token_ids`` begin an answer.
     """
     offsets = offsets or TokenOffsets(tokenizer)
     logprobs: list[TokenLogprobs | None] = list(measured)
@@ -162,7 +164,8 @@ def text_logprobs(
 
 
 def _top_by_text(token: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
-    """Text to logprob, of the most likely tokens and the chosen one; of tokens with equal text, the likelier one."""
+    """Logprobs by token text, of the most likely tokens and the sampled one. If two tokens have the same text, the
+    likelier one counts."""
     by_text: dict[str, float] = {}
     for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # by falling logprob
         by_text.setdefault(token_text(token_id, tokenizer).token, logprob)

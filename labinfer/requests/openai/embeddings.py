@@ -1,4 +1,4 @@
-"""OpenAI's response of an embeddings request (API reference, "Embeddings")."""
+"""OpenAI's response to an embeddings request (API reference, "Embeddings")."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.requests.openai.api_object import ApiObject, Count
 
 
 class EmbeddingObject(ApiObject):
-    """Embedding of one input: numbers, or base64 of little-endian float32."""
+    """Embedding of one input: numbers, or base64 of little-endian float32 numbers."""
 
     object: Literal["embedding"]
     index: Count

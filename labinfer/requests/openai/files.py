@@ -11,11 +11,11 @@ from labinfer.requests.protocol import Metadata
 
 BATCH_WINDOW = "24h"
 BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-"""Endpoints that a batch supports."""
+"""Endpoints to which the requests of a batch may be addressed."""
 
 
 class FileObject(ApiObject, kw_only=True):
-    """A file."""
+    """A stored file: metadata, without its content."""
 
     id: str
     object: Literal["file"] = "file"
@@ -27,7 +27,7 @@ class FileObject(ApiObject, kw_only=True):
 
 
 class FileForm(msgspec.Struct, forbid_unknown_fields=True):
-    """Form fields of ``POST /v1/files``."""
+    """Fields of the multipart form of ``POST /v1/files``."""
 
     purpose: Literal["batch"]
     file: str
@@ -59,7 +59,7 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BatchError(ApiObject, kw_only=True):
-    """A reason why a batch was not started, or failed."""
+    """A reason why a batch could not start, or has failed."""
 
     code: str
     message: str
@@ -75,7 +75,7 @@ class BatchErrors(ApiObject):
 
 
 class RequestCounts(ApiObject):
-    """Line counts of a batch."""
+    """Numbers of lines of a batch: all, answered, and failed ones."""
 
     total: Count = 0
     completed: Count = 0
@@ -108,7 +108,7 @@ class Batch(ApiObject, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether the batch has not ended."""
+        """Whether the batch has not ended yet."""
         return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
 

@@ -29,13 +29,13 @@ class ModelEntry(ApiObject, kw_only=True):
     default_sampling: dict[str, float] | UnsetType = UNSET
     """Default sampling parameters of chat requests."""
     num_parameters: Count | UnsetType = UNSET
-    """Number of parameters; quantized ones count as if they were not."""
+    """Number of parameters of the model, which does not depend on their quantization."""
     stages: list[ModelStage] | UnsetType = UNSET
-    """Pipeline stages."""
+    """Pipeline stages of the model."""
 
 
 class ModelList(ApiObject):
-    """All models."""
+    """All served models."""
 
     object: Literal["list"]
     data: list[ModelEntry]

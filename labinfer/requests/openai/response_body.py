@@ -1,4 +1,4 @@
-"""ResponseBody: the body of ``POST /v1/responses`` (OpenAI's API reference, "Create a model response"), and vLLM's fields."""
+"""ResponseBody: the body of ``POST /v1/responses`` (OpenAI's API reference, "Create a model response"), with vLLM's further fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from labinfer.text.messages import MAX_MESSAGES
 from labinfer.text.tools import MAX_TOOLS, Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
-"""Value of ``include`` that requests logprobs."""
+"""Value in the field ``include`` that asks for logprobs."""
 MAX_INCLUDES = 64
 
 
@@ -52,32 +52,32 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
         return Tool("function", Function(self.name, self.description, self.parameters, self.strict))
 
     def as_answer(self) -> dict[str, Any]:
-        """The tool in the format of a response."""
+        """The tool as the response repeats it."""
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
 class NamedChoice(msgspec.Struct, tag_field="type", tag="function"):
-    """A function that the model must call."""
+    """Tool choice: a function that the model must call."""
 
     name: str
 
 
 class AllowedTool(msgspec.Struct):
-    """A function that the model may call."""
+    """A function in the list of allowed tools."""
 
     type: Literal["function"]
     name: str
 
 
 class ToolChoiceAllowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """A subset of the tools that the model may or must call."""
+    """Tool choice: the subset of the tools that the model may call, or must choose from."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True, forbid_unknown_fields=True):
-    """Output format: JSON by a schema. Name and description do not affect the answer."""
+    """Output format: JSON that follows a schema. Its name and description do not affect the answer."""
 
     name: FunctionName
     schema: dict[str, Any]
@@ -86,14 +86,14 @@ class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_onl
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Output format, and length of the answer if the chat template supports it."""
+    """Output format, and length of the answer; the length has an effect if the chat template supports it."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaText | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningOptions(msgspec.Struct):
-    """Length of the reasoning. It is returned in full, so ``summary`` has no effect; unknown keys are ignored."""
+    """Length of the reasoning. Reasoning is returned in full, so ``summary`` has no effect; unknown keys are ignored."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -101,10 +101,10 @@ class ReasoningOptions(msgspec.Struct):
 
 
 class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that make a prompt: the body of ``POST /v1/responses/input_tokens``."""
+    """Fields from which the prompt is made; the body of ``POST /v1/responses/input_tokens``."""
 
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
-    """A text, or the items of a conversation; appended to those of ``previous_response_id``."""
+    """A text, or the items of a conversation. They follow those of ``previous_response_id``."""
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -114,19 +114,19 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
-    """A conversation that exceeds the context length is refused, not truncated."""
+    """Only ``disabled`` is supported: a conversation that exceeds the context length is refused, not truncated."""
     chat_template_kwargs: TemplateKwargs | None = None
 
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def items(self) -> list[Item]:
-        """The items of ``input``."""
+        """The field ``input`` as a list of items."""
         if isinstance(self.input, str):
             return [Item(role="user", content=self.input)]
         return self.input or []
 
     def prompt(self, items: list[Item]) -> ChatPrompt:
-        """The conversation of ``items``, with its tools if any are offered.
+        """The conversation of ``items`` as a prompt, with its tools if the model may call any.
 
         Raises:
             UserError: there are no items, or ``tools`` and ``tool_choice`` do not go together.
@@ -144,7 +144,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def tool_use(self) -> ToolUse:
-        """The tools, restricted to those of ``allowed_tools`` if given.
+        """The tools that the model may call. Those that ``allowed_tools`` does not name are left out.
 
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
@@ -173,16 +173,16 @@ NOT_OFFERED = (
     "logprobs",
     "prompt_logprobs",
 )
-"""Fields of ``SamplingParams`` that the Responses API lacks or names differently."""
+"""Fields of ``SamplingParams`` that the Responses API does not have, or names differently."""
 
 
 class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknown_fields=True):
-    """Fields of ``POST /v1/responses``. The last group is ignored."""
+    """Body of ``POST /v1/responses``. The last group of fields is ignored."""
 
     max_output_tokens: MaxTokens = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDES)] | None = None
-    """Only ``message.output_text.logprobs`` has an effect."""
+    """Further data for the response. Only ``message.output_text.logprobs`` has an effect."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None

@@ -1,4 +1,4 @@
-"""Stream events of the Responses API (OpenAI's API reference, "Streaming events"), and their construction from a reply."""
+"""Stream events of the Responses API (OpenAI's API reference, "Streaming events"), and ResponseWriter, which makes them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 class StreamEvent(ApiObject, tag_field="type", kw_only=True):
-    """An event and its sequence number."""
+    """A stream event with its sequence number."""
 
     sequence_number: Count
 
 
 class ResponseEvent(StreamEvent):
-    """Event with the whole response."""
+    """A stream event with the whole response."""
 
     response: Response
 
@@ -61,44 +61,44 @@ class ResponseFailed(ResponseEvent, tag="response.failed"):
 
 
 class ItemEvent(StreamEvent, kw_only=True):
-    """Event with an output item."""
+    """A stream event with an output item."""
 
     output_index: Count
     item: OutputItem
 
 
 class OutputItemAdded(ItemEvent, tag="response.output_item.added"):
-    """Begin of an output item."""
+    """Stream event: an output item begins."""
 
 
 class OutputItemDone(ItemEvent, tag="response.output_item.done"):
-    """End of an output item."""
+    """Stream event: an output item ends."""
 
 
 class InItemEvent(StreamEvent, kw_only=True):
-    """Event inside an output item."""
+    """A stream event about a part of an output item."""
 
     item_id: str
     output_index: Count
 
 
 class PartEvent(InItemEvent, kw_only=True):
-    """Event with a content part of an item."""
+    """A stream event with a content part of an item."""
 
     content_index: Count = 0
     part: OutputText | ReasoningText
 
 
 class ContentPartAdded(PartEvent, tag="response.content_part.added"):
-    """Begin of a content part."""
+    """Stream event: a content part begins."""
 
 
 class ContentPartDone(PartEvent, tag="response.content_part.done"):
-    """End of a content part."""
+    """Stream event: a content part ends."""
 
 
 class OutputTextDelta(InItemEvent, tag="response.output_text.delta", kw_only=True):
-    """Piece of a message's text."""
+    """Stream event: the next piece of a message's text."""
 
     content_index: Count = 0
     delta: str
@@ -106,7 +106,7 @@ class OutputTextDelta(InItemEvent, tag="response.output_text.delta", kw_only=Tru
 
 
 class OutputTextDone(InItemEvent, tag="response.output_text.done", kw_only=True):
-    """Whole text of a message."""
+    """Stream event: the whole text of a message."""
 
     content_index: Count = 0
     text: str
@@ -114,27 +114,27 @@ class OutputTextDone(InItemEvent, tag="response.output_text.done", kw_only=True)
 
 
 class ReasoningTextDelta(InItemEvent, tag="response.reasoning_text.delta", kw_only=True):
-    """Piece of reasoning."""
+    """Stream event: the next piece of reasoning."""
 
     content_index: Count = 0
     delta: str
 
 
 class ReasoningTextDone(InItemEvent, tag="response.reasoning_text.done", kw_only=True):
-    """Whole text of a reasoning item."""
+    """Stream event: the whole text of a reasoning item."""
 
     content_index: Count = 0
     text: str
 
 
 class ArgumentsDelta(InItemEvent, tag="response.function_call_arguments.delta", kw_only=True):
-    """Arguments of a function call, sent as a whole."""
+    """Stream event: the arguments of a function call, sent in one piece."""
 
     delta: str
 
 
 class ArgumentsDone(InItemEvent, tag="response.function_call_arguments.done", kw_only=True):
-    """Whole arguments of a function call."""
+    """Stream event: the arguments of a function call are complete."""
 
     name: str
     arguments: str
@@ -160,8 +160,8 @@ STREAM_EVENTS = (
 
 
 class ResponseWriter:
-    """Converts reply events to the output of a response, and yields the stream events on the way. To get the response alone, discard
-    the events."""
+    """Converts the events of a parsed reply to the output of a response, and yields stream events on the way. For the
+    response alone, discard the events."""
 
     def __init__(self, response: Response, tokenizer: Tokenizer | None):
         self.response, self._tokenizer = response, tokenizer
@@ -176,12 +176,12 @@ class ResponseWriter:
         self._new_logprobs: list[ResponseLogprob] = []
 
     def begin(self) -> Iterator[StreamEvent]:
-        """Events before the first token."""
+        """Yield the stream events that precede the first token."""
         yield ResponseCreated(sequence_number=self._next(), response=self.response)
         yield ResponseInProgress(sequence_number=self._next(), response=self.response)
 
     def add(self, events: list[Event], measured: list[TokenLogprobs] | None) -> Iterator[StreamEvent]:
-        """Convert reply events to stream events; ``measured`` has the logprobs of their tokens, if requested."""
+        """Convert events of a parsed reply to stream events. ``measured`` has the logprobs of the tokens, if requested."""
         self._new_logprobs += [self._logprob(token) for token in measured or ()]
         for event in events:
             if isinstance(event, ToolCall):
@@ -190,7 +190,7 @@ class ResponseWriter:
                 yield from self._write(event)
 
     def end(self, finish_reason: FinishReason, usage: Usage, now: int) -> Iterator[StreamEvent]:
-        """Events after the last token; ``now`` is in seconds since 1970."""
+        """Yield the stream events that follow the last token; ``now`` is in seconds since 1970."""
         is_cut = finish_reason == "length"
         status: ItemStatus = "incomplete" if is_cut else "completed"
         yield from self._close(status)
@@ -209,7 +209,7 @@ class ResponseWriter:
         yield kind(sequence_number=self._next(), response=self.response)
 
     def fail(self, message: str) -> ResponseFailed:
-        """Last event of a response that fails with ``message``."""
+        """Make the last event of a response that fails with ``message``."""
         failure = ResponseFailure("server_error", message)
         self.response = msgspec.structs.replace(
             self.response, status="failed", error=failure, output=list(self._output)
@@ -221,7 +221,7 @@ class ResponseWriter:
         return self._number
 
     def _write(self, event: Reasoning | Content) -> Iterator[StreamEvent]:
-        """Convert a piece of reasoning or of a message."""
+        """Convert a piece of reasoning or of content to stream events."""
         if self._text is None or self._is_reasoning != isinstance(event, Reasoning):
             yield from self._close("completed")
             yield from self._open(type(event))
@@ -242,7 +242,7 @@ class ResponseWriter:
         yield ContentPartAdded(sequence_number=self._next(), item_id=self._id, output_index=index, part=self._part())
 
     def _close(self, status: ItemStatus) -> Iterator[StreamEvent]:
-        """End the open message or reasoning item, if any."""
+        """Yield the stream events that end the open message or reasoning item, if any."""
         if self._text is None:
             return
         place = {"item_id": self._id, "output_index": len(self._output)}

@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses API (API reference, "Responses"), and their conversion to chat template messages."""
+"""Items of conversations in OpenAI's Responses API (API reference, "Responses"), and their conversion to chat template messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from labinfer.text.tools import CalledFunction, PastCall
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Id prefix of each supported kind of item; ``item_reference`` is supported too."""
+"""Prefix of the ids of each supported kind of item. ``item_reference`` is supported, too; it has no id of its own."""
 REFERENCE = "item_reference"
 
 
 def _kinds(*names: str) -> Any:
-    """String type whose JSON schema enumerates ``names``; the struct refuses other values, with a hint."""
+    """A string type whose JSON schema enumerates ``names``. The struct itself refuses other values, as its error has a
+    hint."""
     return Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(names)})]
 
 
@@ -48,7 +49,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
     ignored."""
 
     type: _kinds(*ITEM_PREFIXES, REFERENCE) | None = None
-    """Type of the item; None for a message, and for a reference, which has an id only."""
+    """Type of the item. None means a message, or a reference, which has only an id."""
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
@@ -80,11 +81,11 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def reasoning(self) -> str:
-        """Reasoning text."""
+        """Text of a reasoning item."""
         return _text(self.content or self.summary or "")
 
     def as_stored(self) -> dict[str, Any]:
-        """The item with an id and content parts, in the format of ``input_items``."""
+        """The item in the format of ``input_items``, with an id and a list of content parts."""
         fields: dict[str, Any] = {"id": self.id or new_id(self.type), "type": self.type}
         if self.type == "reasoning":
             parts = {name: getattr(self, name) or [] for name in ("summary", "content")}
@@ -132,7 +133,8 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
 
 
 def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
-    """Add reasoning, a call or assistant text to the last message, or begin a new one: reasoning comes first, calls last."""
+    """Add reasoning, a function call or text of the assistant to the last message, or begin a new message: in a
+    message, reasoning comes first and calls come last."""
     turn = messages[-1] if messages and messages[-1].role == "assistant" else None
     has_more = turn is not None and (turn.calls or (item.type == "reasoning" and turn.has_text))
     if turn is None or (item.type != "function_call" and has_more):

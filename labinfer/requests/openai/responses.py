@@ -11,13 +11,13 @@ from labinfer.requests.openai.api_object import ApiObject, Count, ListPage, Usag
 from labinfer.requests.openai.response_body import ResponseBody
 
 RESPONSE_PREFIX = "resp_"
-"""Id prefix of responses."""
+"""Prefix of the ids of responses."""
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponseLogprobTop(ApiObject):
-    """Logprob of an alternative token."""
+    """Logprob of an alternative to a generated token."""
 
     token: str
     logprob: float
@@ -79,20 +79,20 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputDetails(ApiObject):
-    """Prompt tokens with a prefix-cache hit; cache writes are not counted."""
+    """Number of prompt tokens that were prefix-cache hits. Tokens written to the cache are not counted."""
 
     cached_tokens: Count
     cache_write_tokens: Count = 0
 
 
 class OutputDetails(ApiObject):
-    """Reasoning tokens, including their delimiters."""
+    """Number of reasoning tokens, including delimiters."""
 
     reasoning_tokens: Count
 
 
 class ResponseUsage(ApiObject):
-    """Token counts."""
+    """Token counts of a response."""
 
     input_tokens: Count
     input_tokens_details: InputDetails
@@ -115,7 +115,7 @@ class ResponseFailure(ApiObject):
 
 
 class Response(ApiObject, kw_only=True):
-    """A response: the fields of its request, and its output."""
+    """A response: its output, and the fields of its request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -158,7 +158,7 @@ class ResponseDeleted(ApiObject):
 
 
 class ItemList(ListPage, kw_only=True):
-    """A page of the input items of a response."""
+    """A page of the items that make up a response's input."""
 
     data: list[dict[str, Any]]
 
@@ -171,7 +171,7 @@ class InputTokens(ApiObject):
 
 
 def new_response(id: str, created: int, model: str, body: ResponseBody, sampling: SamplingParams) -> Response:
-    """Make the response to ``body``, without output."""
+    """Make a response to ``body`` that has no output yet."""
     reasoning, text = body.reasoning, body.text
     form = msgspec.to_builtins(text.format) if text and text.format else {"type": "text"}
     return Response(

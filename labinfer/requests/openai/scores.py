@@ -1,4 +1,4 @@
-"""vLLM's responses of its pooling, score and rerank routes (its documentation, "OpenAI-Compatible Server")."""
+"""vLLM's responses to pooling, score and rerank requests (vLLM's documentation, "OpenAI-Compatible Server")."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
 
 
 class Pooled(ApiObject):
-    """Embedding of one input: numbers, or base64 of little-endian float32."""
+    """Embedding of one input: numbers, or base64 of little-endian float32 numbers."""
 
     object: Literal["pooling"]
     index: Count
@@ -51,7 +51,7 @@ class ScoreList(ApiObject, kw_only=True):
 
 
 class DocumentText(ApiObject):
-    """A ranked document."""
+    """Text of a ranked document."""
 
     text: str
 
@@ -65,7 +65,7 @@ class RankedDocument(ApiObject):
 
 
 class Ranking(ApiObject, kw_only=True):
-    """Complete response of ``/rerank``, by falling similarity."""
+    """Complete response of ``/rerank``, the most similar document first."""
 
     id: str
     model: str
@@ -81,7 +81,8 @@ def pooled_list(outputs: list[EmbeddingOutput], encoding_format: str, **fields: 
 
 
 def cosine_scores(first: list[EmbeddingOutput], second: list[EmbeddingOutput]) -> list[float]:
-    """Cosine similarities of pairs of embeddings; a single ``first`` is paired with every ``second``."""
+    """Cosine similarities of pairs of embeddings. A single embedding in ``first`` is paired with every one in
+    ``second``."""
     if len(first) == 1:
         first = first * len(second)
     pairs = zip(first, second, strict=True)
