@@ -1,4 +1,4 @@
-"""ArgumentSchema: tool arguments that calls write one by one as text, as in tags: permitted texts, and casts of texts to values."""
+"""ArgumentSchema: tool arguments that a model writes as plain texts, for example in tags: which texts are allowed, and their conversion to values."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ Result = TypeVar("Result")
 
 @dataclass(kw_only=True)
 class ValueTexts:
-    """Texts that represent the values of a schema."""
+    """The texts by which a model can write the values that a schema allows."""
 
     takes_any: bool = False
-    """Whether any text of ``min_length`` to ``max_length`` characters is permitted."""
+    """Whether the schema allows any text of ``min_length`` to ``max_length`` characters."""
     min_length: int = 0
     max_length: int | None = None
     strings: list[str] = field(default_factory=list)
-    """Permitted strings, without quotes."""
+    """Allowed strings, without quotes."""
     values: list[str] = field(default_factory=list)
-    """Permitted values other than strings, as JSON."""
+    """Allowed values other than strings, as JSON."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
-    """Schemas of further values, which are written as JSON."""
+    """Schemas of further allowed values, which are written as JSON."""
 
 
 class ArgumentSchema:
     """The schema of a function's arguments.
 
-    It is JSON Schema as in requests (2020-12, and older forms of pydantic): types, unions, ``enum``, ``const``, ``nullable``, and
-    references within the schema. No schema raises an error.
+    It reads JSON Schema as clients send it (2020-12, and older forms of pydantic): types, unions, ``enum``, ``const``,
+    ``nullable``, and references within the schema. It never raises an error, whatever the schema.
 
     Args:
-        parameters: schema of an object.
+        parameters: schema of the object that consists of all arguments.
     """
 
     def __init__(self, parameters: dict[str, Any]):
@@ -54,9 +54,9 @@ class ArgumentSchema:
             self.required |= set(filter(_is_text, required)) if isinstance(required, list) else set()
 
     def cast(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a call, with texts cast to the types of their schemas.
+        """Convert the texts in a call's arguments to the types of their schemas.
 
-        A text that matches none of its types stays a text.
+        A text that cannot be converted to any type of its schema stays a text.
         """
         cast = dict(arguments)
         for key, value in arguments.items():
@@ -68,12 +68,12 @@ class ArgumentSchema:
         return cast
 
     def takes_string(self, key: str) -> bool:
-        """Whether an argument may be a string."""
+        """Whether the argument ``key`` may be a string."""
         types = _shallow(lambda: self._types(self.properties.get(key), set()), [])
         return not types or "string" in types
 
     def texts(self, key: str) -> ValueTexts:
-        """Permitted texts of an argument; any text if its schema says nothing."""
+        """Allowed texts of the argument ``key``; any text if its schema does not restrict it."""
         texts = ValueTexts()
         _shallow(lambda: self._add_texts(texts, self.properties.get(key), set()), None)
         if texts.strings or texts.values or texts.schemas:
@@ -83,7 +83,7 @@ class ArgumentSchema:
         return texts
 
     def _types(self, schema: Any, seen: set[int]) -> list[str]:
-        """Types that a schema names, in order."""
+        """Types that a schema allows, in order."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return []
         seen.add(id(schema))
@@ -95,7 +95,7 @@ class ArgumentSchema:
         return types + ["null"] * bool(schema.get("nullable"))
 
     def _implied(self, schema: dict[str, Any], seen: set[int]) -> list[str]:
-        """Types implied by a schema that names none itself."""
+        """Types that a schema without ``type`` implies by its other keywords."""
         if values := _fixed_values(schema):
             return list(dict.fromkeys(map(_kind, values)))
         for part in self._further(schema):
@@ -131,7 +131,7 @@ class ArgumentSchema:
             texts.values.append("null")
 
     def _conjuncts(self, schema: Any, seen: set[int] | None = None) -> Iterator[dict[str, Any]]:
-        """A schema, and all schemas that apply together with it."""
+        """Iterate over a schema and all schemas that a value must match as well, through ``$ref`` and ``allOf``."""
         seen = set() if seen is None else seen
         if isinstance(schema, dict) and id(schema) not in seen:
             seen.add(id(schema))
@@ -140,7 +140,7 @@ class ArgumentSchema:
                 yield from self._conjuncts(part, seen)
 
     def _further(self, schema: dict[str, Any]) -> list[Any]:
-        """Schemas that apply together with ``schema``: its ``$ref`` and ``allOf``."""
+        """Schemas that a value must match in addition to ``schema``: its ``$ref`` and ``allOf``."""
         return [self._follow(schema.get("$ref")), *_parts(schema, "allOf")]
 
     def _follow(self, reference: Any) -> Any:
@@ -154,7 +154,7 @@ class ArgumentSchema:
 
 
 def _shallow(read: Callable[[], Result], otherwise: Result) -> Result:
-    """The result of ``read``; ``otherwise`` if the schema's references nest too deeply."""
+    """Return the result of ``read``, or ``otherwise`` if references in the schema nest too deeply."""
     try:
         return read()
     except RecursionError:
@@ -186,7 +186,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """JSON Schema type of a value."""
+    """Name of a value's type in JSON Schema."""
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return kinds.get(type(value), "null")
 

@@ -1,4 +1,4 @@
-"""ByteRules: the bytes of tokens, and the leading characters that a text drops."""
+"""ByteRules: the bytes of each token, for tokenizers whose text depends only on the bytes of its tokens."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from functools import lru_cache
 from typing import Any
 
 MAX_TOKENS = 1 << 16
-"""Tokens whose bytes are cached."""
+"""Maximum number of tokens whose bytes are cached."""
 FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
-"""Vocabulary entry of one byte, in vocabularies with byte fallback."""
+"""Vocabulary entry that stands for a single byte, in vocabularies with byte fallback."""
 
 Step = Callable[[str, bool], str | bytes]
-"""A decoder step: takes a vocabulary entry, and whether its token is the first of a text. A result in bytes is final."""
+"""A step of a tokenizer's decoder. It takes a vocabulary entry, and whether the token is the first of a text. If it
+returns bytes, no further step follows."""
 
 
 @dataclass(frozen=True)
 class ByteRules:
-    """A decoder whose text is a function of the joined bytes of its tokens."""
+    """Rules of a decoder whose text depends only on the joined bytes of its tokens."""
 
     token_bytes: Callable[[int], bytes]
-    """Bytes of a token inside a text."""
+    """Bytes of a token that is not the first of a text."""
     first_token_bytes: Callable[[int], bytes]
-    """Bytes of a token that begins a text."""
+    """Bytes of a token that is the first of a text."""
     stripped: str = ""
-    """Character that is dropped from the beginning of a text."""
+    """Character that is removed from the beginning of a text."""
     num_stripped: int = 0
-    """Maximum number of these characters that are dropped."""
+    """Maximum number of ``stripped`` characters that are removed."""
 
 
 def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) -> ByteRules | None:
-    """The byte rules of the decoder of a ``tokenizer.json``; None if a token's text depends on its neighbours, as with WordPiece, or
-    if a ``Replace`` follows the step that reads bytes.
+    """Read the byte rules from the decoder of a ``tokenizer.json``. None if the text of a token depends on its
+    neighbours (as with WordPiece), or if a ``Replace`` follows the step that makes bytes.
 
     Args:
         decoder: JSON of the decoder (Hugging Face tokenizers, ``decoders``).
-        name: vocabulary entry of a token id.
+        name: returns the vocabulary entry of a token id.
     """
     steps: list[Step] = []
     is_joined, stripped, num_stripped = False, "", 0
@@ -101,4 +102,4 @@ def _byte_letters() -> dict[str, int]:
 
 
 BYTE_LETTERS = _byte_letters()
-"""Byte for each letter of byte-level BPE (Radford et al. 2019; ``bytes_to_unicode`` in GPT-2's encoder.py)."""
+"""Byte that each letter of byte-level BPE stands for (Radford et al. 2019; ``bytes_to_unicode`` in GPT-2's encoder.py)."""

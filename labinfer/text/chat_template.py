@@ -1,4 +1,4 @@
-"""ChatTemplate: a checkpoint's chat template, rendered in a sandbox, as templates are programs that come with the weights."""
+"""ChatTemplate: a checkpoint's chat template. It is rendered in a sandbox, as templates are programs that come with the weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_
 from labinfer.text.messages import Ending
 
 CONTINUATION_MARK = "<goes on here>"
-"""Marker appended to a message that is to be continued; it is removed from the rendered text."""
+"""Marker appended to a message that the model is to continue; the rendered text is cut off at the marker."""
 MAX_TEMPLATE = 1 << 20
 """Maximum characters of a template."""
 
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
 )
-"""Variables that every template receives."""
+"""Names of the variables that every template receives."""
 
 
 class ChatTemplate:
@@ -53,7 +53,7 @@ class ChatTemplate:
         self.source = source
         """Text of the template."""
         self.variables = meta.find_undeclared_variables(parsed).difference(RESERVED, environment.globals)
-        """Names of the variables that the template reads, beside ``RESERVED`` and Jinja's globals."""
+        """Names of the variables that the template reads, other than ``RESERVED`` and Jinja's globals."""
 
     def render(
         self,
@@ -62,13 +62,14 @@ class ChatTemplate:
         variables: dict[str, Any] | None = None,
         ending: Ending = "before answer",
     ) -> str:
-        """The conversation as text.
+        """Render a conversation to text.
 
         Args:
-            messages: in the form of Transformers' ``apply_chat_template``: ``arguments`` of a call are an object, not text.
+            messages: messages as for Transformers' ``apply_chat_template``; the ``arguments`` of a tool call are an
+                object, not text.
             tools: JSON schemas of functions, each as ``{"type": "function", "function": …}``.
             variables: further template variables, such as ``enable_thinking``.
-            ending: where the text ends.
+            ending: where the text ends: before the answer, after the last message, or inside it.
 
         Raises:
             UserError: the template refuses the messages, does not support tools, does not read a variable, or does not reproduce
@@ -113,7 +114,8 @@ class ChatTemplate:
 
 
 class GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}``, which marks the assistant's text for training and has no effect here."""
+    """Jinja extension for ``{% generation %}…{% endgeneration %}``. The tag marks the assistant's text for training,
+    and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -129,7 +131,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON text without the HTML escapes of Jinja's own filter."""
+    """Jinja filter that makes JSON text without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

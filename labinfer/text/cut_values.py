@@ -1,4 +1,4 @@
-"""CutValue: parses the text of a region that was truncated, as by ``max_tokens``."""
+"""CutValue: the value in the text of a reply's field that was truncated, for example by ``max_tokens``."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class OpenText(str):
-    """A string that was truncated."""
+    """A string whose end is missing because the text was truncated."""
 
 
 @dataclass(frozen=True)
 class CutValue:
-    """A value parsed from truncated text. Numbers, literals such as ``true``, and keys that are truncated themselves are left out."""
+    """A value parsed from truncated text. Numbers, literals such as ``true``, and keys are left out if they are
+    truncated themselves."""
 
     value: Any
     closing: str = ""
-    """JSON text that closes all open strings, arrays and objects, the innermost first, such as ``"]}``; empty if the value is complete."""
+    """JSON text that closes all open strings, arrays and objects, from the inside out, such as ``"]}``; empty if the
+    value is complete."""
 
     def part_closing(self, part: Any) -> str:
-        """The beginning of ``closing`` that closes ``part``, an object or array within the value."""
+        """The first characters of ``closing``, those that close ``part``: an object or array inside the value."""
         if self.closing == "{}":
             return self.closing
         inner = self.value
@@ -47,10 +49,10 @@ class CutValue:
 
 
 def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
-    """The value of a region's truncated text; see ``read_value``.
+    """Parse the truncated text of a field; see ``read_value``.
 
     Raises:
-        ValueError: the text is not the beginning of a value of kind ``content``.
+        ValueError: the text cannot be the beginning of a value of kind ``content``.
     """
     if content == "xml-inline":
         return _read_tags(text, arguments)
@@ -62,10 +64,10 @@ def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
 
 
 def read_cut_json(text: str) -> CutValue:
-    """The object or array at the beginning of a truncated text; an empty object for a blank text.
+    """Parse the object or array with which a truncated text begins; for a blank text, an empty object.
 
     Raises:
-        ValueError: the text begins with neither.
+        ValueError: the text begins with neither an object nor an array.
     """
     if not text.strip():
         return CutValue({}, "{}")
@@ -109,7 +111,7 @@ def _load(text: str) -> Any:
 
 
 def _open_string(symbol: str) -> str:
-    """A string without its closing quote, and without a truncated escape."""
+    """Copy of a string literal without its end: no closing quote, and no truncated escape."""
     whole = _OPEN_STRING.match(symbol)[0]
     if not _OPEN_ESCAPE.fullmatch(symbol, len(whole)):
         raise ValueError("no JSON string")
@@ -117,7 +119,7 @@ def _open_string(symbol: str) -> str:
 
 
 def _mark_open(value: Any, depth: int) -> None:
-    """Turn the last string of a value, nested in ``depth`` objects and arrays, into an ``OpenText``."""
+    """Replace the last string in a value, which is nested in ``depth`` objects and arrays, by an ``OpenText``."""
     for _ in range(depth - 1):
         value = _last(value)
     if not isinstance(_last(value), str):
@@ -132,7 +134,8 @@ def _last(value: Any) -> Any:
 
 
 def _quote_strings(text: str, begin: str, end: str) -> str:
-    """``text`` with its strings between ``begin`` and ``end`` as JSON strings; a truncated string has no closing quote."""
+    """Rewrite the strings between ``begin`` and ``end`` in ``text`` as JSON strings. A truncated string gets no closing
+    quote."""
     parts, position = [], 0
     while (opening := text.find(begin, position)) >= 0:
         parts.append(text[position:opening])
@@ -148,7 +151,7 @@ def _quote_strings(text: str, begin: str, end: str) -> str:
 
 
 def _read_tags(text: str, arguments: Arguments) -> CutValue:
-    """Tags, the last of which may be truncated. Its value is kept if it is a string, otherwise left out."""
+    """Parse tags, the last of which may be truncated. The value of a truncated tag is kept if it is a string."""
     pattern = arguments["tag_pattern"]
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending and ending in text else 0
@@ -168,7 +171,7 @@ def _read_tags(text: str, arguments: Arguments) -> CutValue:
 
 
 def _open_tag(pattern: str, text: str) -> regex.Match[str] | None:
-    """Match of a tag's beginning, up to its value; None if ``text`` has no complete one."""
+    """Match the beginning of a tag, up to its value. None if ``text`` does not begin with a complete one."""
     try:
         opening = compile_pattern(pattern.partition("(?P<value>")[0])
         return within_time(lambda seconds: opening.match(text, timeout=seconds))

@@ -1,7 +1,7 @@
-"""Delimiter: literal texts and patterns that delimit the parts of a reply, matched in streamed text.
+"""Delimiter: literal texts and patterns that separate the fields of a reply, matched in streamed text.
 
-A delimiter says where it matches, and from which position on the text could become a match when more arrives. That text must be held
-back, or the result would depend on how the text is divided into pieces.
+A delimiter tells where it matches, and from which position on the text may become a match when more text arrives. Text
+from there on must be held back; otherwise the result would depend on how the text is divided into pieces.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import regex
 logger = logging.getLogger(__name__)
 
 MAX_MATCH = 1024
-"""Maximum characters of a pattern's match, and of the text held back for one."""
+"""Maximum characters of a pattern's match, and of the text that is held back because it may become one."""
 MAX_PATTERN = 4096
 """Maximum characters of a pattern."""
 MATCH_SECONDS = 0.25
-"""Maximum CPU time of one search."""
+"""Maximum CPU time of one search, in seconds."""
 USUAL_SECONDS = 0.001
-"""CPU time that a search may take on average. Patterns of built-in formats take some microseconds."""
+"""CPU time in seconds that a search may take on average. Patterns of built-in formats take some microseconds."""
 Result = TypeVar("Result")
 _NO_CHARACTER = r"[^\x00-\U0010ffff]"
 _UNSUPPORTED = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:<[=!]|[a-zA-Z-]+[:)])")
@@ -32,28 +32,29 @@ _UNSUPPORTED = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:<[=!]|[a-zA-Z-]+[:)])")
 
 @dataclass(frozen=True)
 class Match:
-    """A match in a text, from ``begin`` to ``end`` (exclusive)."""
+    """A match in a text: from ``begin`` to ``end`` (exclusive), in characters."""
 
     begin: int
     end: int
     captures: dict[str, str]
-    """Texts of the pattern's named groups."""
+    """Texts of the pattern's named groups, by name."""
 
 
 class Delimiter(Protocol):
-    """Delimiter of a region in a reply: a literal text or a pattern."""
+    """Opening or closing delimiter of a field in a reply: a literal text or a pattern."""
 
     def find(self, text: str, begin: int, end: int) -> Match | None:
-        """The first match within ``text[begin:end]``."""
+        """The first match in ``text[begin:end]``; None if there is none."""
         ...
 
     def pending(self, text: str, begin: int, end: int) -> int:
-        """Position in ``text[begin:end]`` from which a match, or a longer match, may begin; ``end`` if there is none."""
+        """Position in ``text[begin:end]`` from which on the text may become a match, or a longer one, when more text
+        arrives; ``end`` if it cannot."""
         ...
 
 
 class LiteralDelimiter:
-    """One of several literal texts; the longest one that matches at a position."""
+    """Delimiter that matches any of several literal texts, the longest one possible."""
 
     def __init__(self, literals: list[str]):
         self.literals = literals
@@ -69,10 +70,11 @@ class LiteralDelimiter:
 
 
 class PatternDelimiter:
-    """A regular expression of the ``regex`` package, in which the dot matches line feeds, too.
+    """Delimiter that matches a regular expression of the ``regex`` package. The dot also matches line feeds.
 
-    Patterns come with checkpoints, and match by backtracking. A pattern whose searches exceed ``USUAL_SECONDS`` each by more than
-    ``MATCH_SECONDS`` in total is disabled with a warning: the delimiter then matches nothing.
+    Patterns come with checkpoints, and match by backtracking. If the searches for a pattern exceed an average of
+    ``USUAL_SECONDS`` by more than ``MATCH_SECONDS`` in total, it is disabled with a warning: the delimiter then matches
+    nothing.
 
     Raises:
         ValueError: see ``compile_pattern``.
@@ -116,13 +118,14 @@ class PatternDelimiter:
 
 
 def within_time(search: Callable[[float], Result]) -> Result:
-    """The result of a search that takes at most ``MATCH_SECONDS`` of this thread's CPU time.
+    """Return the result of a search that takes at most ``MATCH_SECONDS`` of this thread's CPU time.
 
     Args:
-        search: takes a ``timeout`` of the ``regex`` package in seconds, which counts the CPU time of all threads.
+        search: the search; it takes a ``timeout`` of the ``regex`` package in seconds. That timeout counts the CPU time
+            of all threads, so the search is repeated if this thread has time left.
 
     Raises:
-        TimeoutError: this thread has used its time.
+        TimeoutError: this thread has used up its time.
     """
     end, left = time.thread_time() + MATCH_SECONDS, MATCH_SECONDS
     while True:
@@ -135,10 +138,10 @@ def within_time(search: Callable[[float], Result]) -> Result:
 
 
 def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
-    """A compiled pattern of a response template.
+    """Compile a pattern of a response template.
 
     Args:
-        behind: another pattern that must match after it.
+        behind: another pattern that must match after ``pattern``.
 
     Raises:
         ValueError: the pattern is invalid or too long, or has a flag or a lookbehind (a reply's earlier text is not kept).
@@ -154,7 +157,7 @@ def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
 
 
 def overlap(text: str, literal: str) -> int:
-    """Length of the longest proper prefix of ``literal`` with which ``text`` ends."""
+    """Length of the longest proper prefix of ``literal`` that is a suffix of ``text``."""
     for length in range(min(len(text), len(literal) - 1), 0, -1):
         if text.endswith(literal[:length]):
             return length

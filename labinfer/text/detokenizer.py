@@ -1,4 +1,4 @@
-"""Detokenizer: incremental text of an answer, without partial characters and partial stop strings."""
+"""Detokenizer: the text of an answer while its tokens arrive. Incomplete characters and possible stop strings are held back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from labinfer.text.token_decoder import TokenDecoder
 
 
 class Detokenizer:
-    """The text of an answer while its tokens arrive.
+    """Text of an answer, built token by token.
 
     Args:
-        decoder: new decoder, to which no token was added.
+        decoder: a decoder to which no token has been added yet.
         stop: strings that end the text.
         include_stop: whether the text keeps the stop string that ended it.
     """
@@ -25,26 +25,27 @@ class Detokenizer:
         """The stop string that ended the text."""
 
     def add(self, token_id: int, may_stop: bool = True) -> bool:
-        """Add a token.
+        """Add the next token of the answer.
 
         Args:
-            may_stop: whether to search for stop strings.
+            may_stop: whether stop strings may end the text now.
 
         Returns:
-            Whether a stop string is complete; the text then ends with or before it.
+            Whether a stop string has ended the text. The text then ends before it, or with it if ``include_stop``.
         """
         if piece := self._decoder.add(token_id):
             self._append(piece, may_stop)
         return self.stopped_by is not None
 
     def finish(self) -> None:
-        """End the text; each byte of an incomplete character is shown as U+FFFD."""
+        """End the text. Each byte of an incomplete character becomes U+FFFD."""
         if not self._finished and self.stopped_by is None:
             self._append(self._decoder.finish(), may_stop=False)
         self._finished = True
 
     def take_new(self) -> str:
-        """New final text since the last call; text that may become a stop string is held back."""
+        """Return the text that has become final since the last call. Text that may be the beginning of a stop string is
+        held back."""
         end = len(self.text)
         if self.stopped_by is None and not self._finished:
             end -= max((overlap(self.text, stop) for stop in self._stop), default=0)

@@ -1,4 +1,4 @@
-"""Document: evaluation texts, from plain text or from JSONL lines of texts or conversations."""
+"""Document: texts for an evaluation, read from a plain text file, or from JSONL lines with texts or conversations."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from labinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Document:
-    """A text as token ids."""
+    """A text for an evaluation, as token ids."""
 
     token_ids: list[int]
     answer: int
-    """Index of the first token of a conversation's last message; the number of tokens for a plain text."""
+    """Index of the first token of the answer (a conversation's last message); the number of tokens for a plain text."""
 
 
 def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document]:
-    """The documents of a file: one per line of a ``.jsonl`` file, else one for the whole file.
+    """Read documents from a file: one per line of a ``.jsonl`` file; of any other file, its whole text.
 
     A line is ``{"text": …}`` or ``{"messages": […]}``, whose last message is the answer.
 
     Args:
-        flag: option that named the file, for errors.
+        flag: option that names the file, for error messages.
 
     Raises:
         UserError: the file cannot be read, a line has neither form, or the file has no token to predict.
@@ -48,8 +48,8 @@ def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document
 
 
 def cut(documents: list[Document], length: int) -> list[Document]:
-    """Cut documents into parts of at most ``length`` tokens. Neighbouring parts share a token, so that every token of a
-    document but the first is predicted once."""
+    """Cut documents into parts of at most ``length`` tokens. Consecutive parts share one token, so that every token of
+    a document except the first is predicted exactly once."""
     parts = []
     for document in documents:
         for begin in range(0, len(document.token_ids) - 1, length - 1):

@@ -16,7 +16,7 @@ from labinfer.base.errors import UserError
 
 ROOT = "root"
 FIRST_RULE = re.compile(r"(?:\s+|#[^\n]*(?:\n|$))*[A-Za-z0-9_-]+\s*::=")
-"""Beginning of a GBNF or EBNF grammar; no Lark grammar begins like this."""
+"""Pattern of the beginning of a GBNF or EBNF grammar. No Lark grammar begins like this."""
 TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
     | (?P<rule>[A-Za-z0-9_-]+)\s*::=
@@ -36,7 +36,7 @@ ANY = "/(?s:.)/"
 
 
 def lark_grammar(text: str) -> str:
-    """``text``, a grammar in Lark, GBNF or EBNF, in Lark's notation.
+    """Convert a grammar in GBNF or EBNF to Lark's notation; a Lark grammar is returned unchanged.
 
     Raises:
         UserError: the grammar is invalid GBNF or EBNF.
@@ -93,7 +93,7 @@ def _convert(text: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
-    """Lexical tokens of the grammar ``text`` with their positions, without white space and comments."""
+    """Iterate over the lexical tokens of a grammar, each with its position. White space and comments are skipped."""
     position = 0
     while position < len(text):
         token = TOKEN.match(text, position)
@@ -105,20 +105,21 @@ def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
 
 
 def _rule_end(is_empty: bool, depth: int, text: str, position: int) -> str:
-    """Text that completes a rule."""
+    """Text that ends a rule in Lark's notation."""
     if depth:
         raise _error("unclosed parenthesis", text, position)
     return '""' if is_empty else ""
 
 
 def _literal(characters: str) -> str:
-    """A literal as a sequence of single characters: llguidance's lexer would prefer a longer literal wherever it matches."""
+    """Write a literal as a sequence of single characters: llguidance's lexer would prefer longer literals to shorter
+    ones wherever both match."""
     spelled = " ".join(json.dumps(character).replace("\x7f", "\\u007f") for character in characters)
     return f"({spelled})" if len(characters) > 1 else spelled or '""'
 
 
 def _characters(written: str, text: str, position: int) -> Iterator[str]:
-    """Characters of a literal or of a character set, with escapes resolved."""
+    """Iterate over the characters of a literal or of a character set, with escapes resolved."""
     for match in CHARACTER.finditer(written):
         if digits := match["x"] or match["u"] or match["U"]:
             code = int(digits, 16)
@@ -134,7 +135,8 @@ def _characters(written: str, text: str, position: int) -> Iterator[str]:
 
 
 def _character_set(written: str, text: str, position: int) -> str:
-    """A character set such as ``[a-z\\n]`` as a regular expression that writes every character as its code point."""
+    """Convert a character set such as ``[a-z\\n]`` to a regular expression in which every character is written as its
+    code point."""
     is_negated = written.startswith("^")
     raw = [match[0] for match in CHARACTER.finditer(written[is_negated:])]
     read = list(_characters(written[is_negated:], text, position))

@@ -1,7 +1,7 @@
 """read_gguf_tokenizer: converts tokenizers in GGUF files for the tokenizers library or SentencePiece.
 
-``tokenizer.ggml.model`` says which of the two. ``gpt2`` is byte-level BPE; the file has only the name of its pre-tokenizer
-(``tokenizer.ggml.pre``). ``llama`` is SentencePiece's BPE, whose scores give the order of merges.
+The metadata ``tokenizer.ggml.model`` tell which library. ``gpt2`` is byte-level BPE; the file has only the name of its
+pre-tokenizer (``tokenizer.ggml.pre``). ``llama`` is SentencePiece's BPE, whose scores give the order of merges.
 
 Source: ggml-org/llama.cpp, src/llama-vocab.cpp and convert_hf_to_gguf.py; google/sentencepiece, src/sentencepiece_model.proto.
 """
@@ -22,26 +22,26 @@ from labinfer.weights.gguf.file import GgufFile
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types in ``tokenizer.ggml.token_type``, as in SentencePiece."""
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-"""Tokens that chat templates may name, with their names in the metadata."""
+"""Special tokens that chat templates may name, each with its name in GGUF metadata."""
 WAY_OUT = "give --tokenizer DIR with the tokenizer of the original model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """Rules that split a text before BPE merges."""
+    """Rules by which a text is split into words before BPE merges."""
 
     pattern: str = ""
-    """Regular expression of the parts; empty for GPT-2's."""
+    """Regular expression of a word; empty for GPT-2's expression."""
     first: tuple[str, ...] = ()
-    """Regular expressions that split the text before ``pattern``, one after another."""
+    """Regular expressions that split the text before ``pattern`` does, one after another."""
     single_digits: bool = False
-    """Whether each digit is a part of its own."""
+    """Whether each digit is a word by itself."""
     composes: bool = False
-    """Whether the text is normalized first (Unicode NFC)."""
+    """Whether the text is first normalized to Unicode NFC."""
     whole_words: bool = False
-    """Whether a part that is a token becomes that token without merges (``ignore_merges``)."""
+    """Whether a word that is in the vocabulary becomes one token without merges (``ignore_merges``)."""
     begins: bool = False
-    """Whether a text begins with the BOS token, if the file does not say."""
+    """Whether texts begin with the BOS token, if the GGUF file does not say."""
 
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -69,7 +69,8 @@ CASED_LETTERS = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters of scripts with upper and lower case, as listed by DeepSeek's first tokenizer; some are look-alikes of common letters."""
+"""Letters of scripts with upper and lower case, as in the pattern of DeepSeek's first tokenizer. Some resemble common
+letters."""
 EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
 DEEPSEEK_LLM = PreTokenizer(
     first=("[\r\n]", rf"\s?[{CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", EAST_ASIAN),
@@ -102,11 +103,11 @@ SPLITS = {
     "deepseek-v3": DEEPSEEK_V3,
     "smollm": PreTokenizer(single_digits=True),
 }
-"""Pre-tokenizers by ``tokenizer.ggml.pre``."""
+"""Pre-tokenizers by their names in ``tokenizer.ggml.pre``."""
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[TokenizerBackend, dict[str, Any]]:
-    """The tokenizer of a GGUF file, and the values that ``tokenizer_config.json`` would have.
+    """Read the tokenizer in a GGUF file. Also returns the values that ``tokenizer_config.json`` would have.
 
     Raises:
         UserError: the file has no tokenizer, or an unsupported one; the message names it and a workaround.
@@ -126,12 +127,13 @@ def read_gguf_tokenizer(path: Path) -> tuple[TokenizerBackend, dict[str, Any]]:
 
 
 def fast_tokenizer_source(path: Path) -> str:
-    """Source of a tokenizer for llguidance: the path of a ``tokenizer.json``, or its contents as made from a GGUF file."""
+    """Source from which llguidance reads a tokenizer: the path of a ``tokenizer.json``, or such a file's contents made
+    from a GGUF file."""
     return json.dumps(_byte_level(GgufFile(path))) if path.suffix == ".gguf" else str(path)
 
 
 def _config(file: GgufFile) -> dict[str, Any]:
-    """Chat templates and texts of named tokens, as in ``tokenizer_config.json``."""
+    """Chat templates and texts of special tokens in a GGUF file, in the form of ``tokenizer_config.json``."""
     templates = {"default": file.get("tokenizer.chat_template", str, "")}
     for name in file.texts("tokenizer.chat_templates"):
         templates[name] = file.get(f"tokenizer.chat_template.{name}", str, "")
@@ -154,10 +156,10 @@ def _named_id(file: GgufFile, name: str, count: int) -> int | None:
 
 
 def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
-    """Text and type of each token.
+    """Text and type of each token in a GGUF file.
 
     Raises:
-        UserError: there are no tokens, or another number of types.
+        UserError: there are no tokens, or not as many types as tokens.
     """
     texts = file.texts("tokenizer.ggml.tokens")
     kinds = file.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(texts)
@@ -170,7 +172,7 @@ def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
 
 
 def _byte_level(file: GgufFile) -> dict[str, Any]:
-    """The contents of a ``tokenizer.json`` for byte-level BPE."""
+    """Contents of a ``tokenizer.json`` for the byte-level BPE tokenizer in a GGUF file."""
     name = file.get("tokenizer.ggml.pre", str, "none")
     if name not in SPLITS:
         raise UserError(
@@ -214,7 +216,7 @@ def _byte_level(file: GgufFile) -> dict[str, Any]:
 
 
 def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, Any]:
-    """Post-processor that adds the BOS and EOS tokens."""
+    """Post-processor of a ``tokenizer.json`` that adds BOS and EOS tokens to a text."""
     sequence, special = [{"Sequence": {"id": "A", "type_id": 0}}], {}
     wishes = (("bos", "add_bos_token", split.begins, 0), ("eos", "add_eos_token", False, 2))
     for name, key, default, place in wishes:
@@ -231,7 +233,8 @@ def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, An
 
 
 def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
-    """Keys of ``tokenizer_config.json`` that ``SentencePieceBackend`` reads. Control and user-defined tokens match as a whole in a text."""
+    """Values of ``tokenizer_config.json`` that ``SentencePieceBackend`` reads. Control and user-defined tokens are
+    matched as a whole in texts."""
     added = {
         str(number): {"content": _as_written(text, kind), "special": kind == CONTROL}
         for number, (text, kind) in enumerate(_vocabulary(file))
@@ -246,12 +249,14 @@ def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _as_written(text: str, kind: int) -> str:
-    """Text of a token. Some converters keep SentencePiece's ``▁`` for spaces in Gemma's user-defined tokens."""
+    """Text of a token as it occurs in texts. Some converters leave SentencePiece's ``▁`` in place of spaces in Gemma's
+    user-defined tokens."""
     return text.replace("▁", " ") if kind == USER_DEFINED else text
 
 
 def _sentencepiece_model(file: GgufFile) -> bytes:
-    """The contents of a ``tokenizer.model``: pieces, trainer options and normalizer options."""
+    """Contents of a ``tokenizer.model`` for the SentencePiece tokenizer in a GGUF file: pieces, trainer and normalizer
+    options."""
     tokens = _vocabulary(file)
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
@@ -275,7 +280,7 @@ def _sentencepiece_model(file: GgufFile) -> bytes:
 
 
 def _message(fields: list[tuple[int, int | float | bytes]]) -> bytes:
-    """A protobuf message of numbered ``fields``: integers, float32 numbers and bytes."""
+    """Encode a protobuf message with numbered ``fields``: integers, float32 numbers and bytes."""
     return b"".join(part for number, value in fields for part in _field(number, value))
 
 
@@ -289,7 +294,7 @@ def _field(number: int, value: int | float | bytes) -> Iterator[bytes]:
 
 
 def _varint(value: int) -> bytes:
-    """A protobuf varint: 7 bits per byte, the lowest first."""
+    """Encode an integer as a protobuf varint: 7 bits per byte, the lowest bits first."""
     data = bytearray()
     while value > 0x7F:
         data.append(value & 0x7F | 0x80)

@@ -1,7 +1,7 @@
-"""GrammarSandbox: tries grammars in a helper process first, so that one that never finishes blocks no other request.
+"""GrammarSandbox: tries grammars in a helper process first, so that a grammar that never finishes compiling blocks no other request.
 
-llguidance's limits do not bound everything (``docs/decisions/0018``). A grammar that passes is compiled again where it is used, in
-the time that the trial took.
+llguidance's own limits do not bound everything (``docs/decisions/0018``). A grammar that passes the trial is compiled
+again where it is used; that takes as long as in the trial.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 MODULE = "labinfer.text.grammar_sandbox"
 TRIAL_SECONDS = 1.0
-"""Timeout of a trial; a grammar that exceeds it is refused, and the process is killed."""
+"""Timeout of a trial in seconds. A grammar that exceeds it is refused, and the process is killed."""
 COMPILE_SECONDS = 0.4
-"""Maximum CPU time of compiling, during which rank 0 is blocked."""
+"""Maximum CPU time in seconds of compiling a grammar; rank 0 is blocked for that time."""
 STEP_SECONDS = 0.1
-"""Maximum CPU time of a mask."""
+"""Maximum CPU time in seconds of computing a token mask."""
 WALK_SECONDS, WALK_TOKENS = 0.2, 32
-"""CPU time and tokens for which a trial follows a random answer."""
+"""CPU time in seconds, and number of tokens, for which a trial generates random tokens that the grammar allows."""
 MAX_BYTES = 1 << 30
-"""Address space limit of the process."""
+"""Maximum address space of the helper process, in bytes."""
 STACK_BYTES = 4 << 20
-"""Stack size, half of rank 0's: llguidance follows rules and references by unlimited recursion."""
+"""Stack size in bytes, half of rank 0's: llguidance follows rules and references by recursion without a limit."""
 MAX_REMEMBERED = 256
-"""Grammars whose verdicts are cached."""
+"""Maximum number of grammars whose trial results are cached."""
 
 
 class GrammarSandbox:
-    """Client of the trial process; thread-safe.
+    """Tries grammars in a helper process; thread-safe.
 
-    The process starts with the first grammar, and again after it was killed.
+    The process is started for the first grammar, and again after it was killed.
 
     Args:
         need_tokenizer: returns the checkpoint's tokenizer, or raises the ``UserError`` that says why there is none.
@@ -64,14 +64,14 @@ class GrammarSandbox:
         self._verdicts: dict[str, str] = {}  # problem by grammar, empty if valid; most recently used last
 
     def check(self, form: StructuredOutputs, before: str = "", field: str = "structured_outputs") -> None:
-        """Refuse a form that is invalid, or takes too long or too much memory.
+        """Refuse a structured-output constraint whose grammar is invalid, or takes too much time or memory.
 
         Args:
-            before: grammar rules of the text before the form.
-            field: field of the request that asks for the form.
+            before: grammar rules for text that may precede the constrained output.
+            field: field of the request that has the constraint, for errors.
 
         Raises:
-            UserError: the form is refused.
+            UserError: the constraint is refused.
         """
         for source in self._sources(form, before):
             verdict = self._known(source)
@@ -86,7 +86,7 @@ class GrammarSandbox:
                 raise UserError(f"{name} is refused: {verdict}")
 
     def is_known(self, form: StructuredOutputs, before: str = "") -> bool:
-        """Whether ``check`` has a cached verdict, and returns at once.
+        """Whether ``check`` would return at once, because it has cached the result of the trial.
 
         Raises:
             UserError: there is no tokenizer for grammars.
@@ -94,7 +94,7 @@ class GrammarSandbox:
         return all(self._known(source) is not None for source in self._sources(form, before))
 
     def close(self) -> None:
-        """End the process, if it runs."""
+        """End the helper process, if it is running."""
         if self._helper is not None:
             self._helper.close()
 
@@ -119,7 +119,7 @@ class GrammarSandbox:
                 del self._verdicts[next(iter(self._verdicts))]
 
     def _try(self, source: str) -> str:
-        """The problem of a grammar, by a trial in the process; empty if there is none.
+        """Try a grammar in the helper process. Returns the reason to refuse it; empty if there is none.
 
         Raises:
             UserError: grammars cannot be tried with this tokenizer.
@@ -142,7 +142,7 @@ class GrammarSandbox:
 
 
 def main(json_file: str) -> None:
-    """Answer each message, a grammar, with its problem; empty if there is none."""
+    """Run the helper process: answer each message (a grammar) with the reason to refuse it; empty if there is none."""
     from llguidance import LLParserLimits, LLTokenizer
 
     try:
@@ -160,7 +160,7 @@ def main(json_file: str) -> None:
 
 
 def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str:
-    """The problem of a grammar; empty if there is none."""
+    """Compile a grammar, and follow it for some random tokens. Returns the reason to refuse it; empty if there is none."""
     from llguidance import LLMatcher
 
     begin = time.process_time()
@@ -190,7 +190,7 @@ def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> 
 
 
 def _any_token(mask: bytes, draw: random.Random, eos: int) -> int | None:
-    """A random token that ``mask`` allows, except ``eos``; None if there is none."""
+    """Draw a random token that ``mask`` allows, other than ``eos``; None if there is none."""
     allowed = int.from_bytes(mask, "little") & ~(1 << eos)
     if not allowed:
         return None

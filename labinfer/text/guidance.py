@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CACHED = 16
-"""Compiled grammars to cache: the requests of a job mostly share a few."""
+"""Maximum number of cached compiled grammars: the requests of a job mostly share a few."""
 LIMITS = {
     "max_items_in_row": 800,
     "initial_lexer_fuel": 1_000_000,
@@ -34,26 +34,27 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""``LLParserLimits``. The mask of an ambiguous grammar takes time cubic in the items of a row. At this limit it takes up to
-0.3 s on a slow core, and an object may have 198 optional properties; llguidance's default is 2000."""
+"""Limits of llguidance (``LLParserLimits``). The time to compute the mask of an ambiguous grammar is cubic in the
+number of items in a row. With this limit it takes up to 0.3 s on a slow core, and an object may have 198 optional
+properties; llguidance's default is 2000 items."""
 WHITESPACE = r" |\n[ \t]{0,20}"
-"""White space allowed between JSON tokens: a space, or a line break with indentation. It is bounded, as an unsure model could
-write white space forever."""
+"""White space that is allowed between JSON tokens: a space, or a line break with indentation. Its length is limited, as
+a model might otherwise write white space forever."""
 MAX_PROBLEM = 200
-"""Maximum characters of an error of llguidance in a message."""
+"""Maximum characters of llguidance's error text that an error message quotes."""
 OWN_MESSAGES = {
     "oneOf constraints are not supported": "alternatives of a oneOf can match the same value, which a grammar cannot exclude; use anyOf, "
     "or require a property in each of them with a constant that no other one has"
 }
-"""Messages by a part of the error of llguidance that they replace."""
+"""Error messages that replace those of llguidance. Each key is a part of the llguidance message."""
 
 
 class GuidanceError(Exception):
-    """An answer is incomplete, and no token may follow."""
+    """The grammar allows no further token although the answer is incomplete, or a limit of llguidance is exceeded."""
 
 
 class GrammarGuideMaker:
-    """Makes guides for the tokens of a checkpoint. llguidance is imported with the first guide.
+    """Makes guides, which compute the token masks of structured outputs. llguidance is imported for the first guide.
 
     Args:
         need_tokenizer: returns the checkpoint's tokenizer, or raises the ``UserError`` that says why there is none.
@@ -69,8 +70,8 @@ class GrammarGuideMaker:
         self._grammars: dict[str, Grammar] = {}  # by source, the latest used last
 
     def get_ready(self) -> bool:
-        """Whether ``make`` can start without first reading the tokenizer, which takes a second or two for a large vocabulary. If not,
-        starts a thread that reads it; llguidance releases the GIL meanwhile.
+        """Whether ``make`` can start at once. Otherwise it would first read the tokenizer, which takes a second or two
+        for a large vocabulary. In that case, starts a thread that reads it; llguidance releases the GIL meanwhile.
         """
         if self._vocabulary is None and self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, name="guides", daemon=True)
@@ -82,13 +83,14 @@ class GrammarGuideMaker:
             self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
 
     def make(self, form: StructuredOutputs, before: str = "") -> GrammarGuide:
-        """A guide at the start of an answer.
+        """Make the guide of an answer, at its beginning.
 
         Args:
-            before: grammar rules of the text before the form; see ``reply_grammar.before_form``.
+            before: grammar rules for text that may precede the structured output; see ``reply_grammar.before_form``.
 
         Raises:
-            UserError: llguidance does not read this kind of tokenizer; the form is invalid, too large, or allows no answer.
+            UserError: llguidance cannot read this kind of tokenizer; the constraint is invalid or too large, or allows
+                no answer.
         """
         if self._vocabulary is None:
             self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
@@ -103,10 +105,11 @@ class GrammarGuideMaker:
 
 
 def grammar_source(form: StructuredOutputs, before: str = "") -> str:
-    """A form in llguidance's JSON notation: a list of one grammar, or of two if text precedes the form.
+    """Convert a structured-output constraint to llguidance's JSON notation: a list of one grammar; or of two, if text
+    may precede the structured output.
 
     Raises:
-        UserError: no grammar can enforce the form.
+        UserError: no grammar can enforce the constraint.
     """
     grammar: dict[str, Any]
     if form.regex is not None:
@@ -132,10 +135,10 @@ def grammar_source(form: StructuredOutputs, before: str = "") -> str:
 
 
 def need_json_file(tokenizer: Tokenizer) -> Path:
-    """The ``tokenizer.json`` that llguidance reads.
+    """Path of the ``tokenizer.json``, from which llguidance reads the vocabulary.
 
     Raises:
-        UserError: the tokenizer has none.
+        UserError: the tokenizer does not come from such a file.
     """
     if tokenizer.json_file is None:
         raise UserError(
@@ -146,7 +149,7 @@ def need_json_file(tokenizer: Tokenizer) -> Path:
 
 
 class GuidanceVocabulary:
-    """A checkpoint's tokens in llguidance's format; makes masks in the engine's format.
+    """A checkpoint's vocabulary in llguidance's format. Computes masks in the engine's format.
 
     Args:
         vocab_size: width of the logits; ids beyond it are never allowed.
@@ -174,7 +177,7 @@ class GuidanceVocabulary:
         self._text = ((1 << vocab_size) - 1) & ~self._ends
 
     def next_mask(self, matcher: LLMatcher) -> bytes:
-        """The current mask of a guide (see ``engine/guide.py``), empty if only an end token may follow.
+        """Mask of the tokens that may come next (see ``engine/guide.py``); empty if only an end token may follow.
 
         Raises:
             GuidanceError: a limit is exceeded, or the vocabulary cannot spell the required text.
@@ -196,11 +199,11 @@ class Grammar:
     """A compiled grammar.
 
     Args:
-        source: from ``grammar_source``.
+        source: the grammar, as ``grammar_source`` returns it.
         kind: the field of ``StructuredOutputs`` that the grammar comes from, for errors.
 
     Raises:
-        UserError: ``source`` is no grammar, too large, or allows no answer.
+        UserError: ``source`` is not a valid grammar, is too large, or allows no answer.
     """
 
     def __init__(self, source: str, vocabulary: GuidanceVocabulary, kind: str):
@@ -218,12 +221,12 @@ class Grammar:
         """Whether an answer has exceeded the limits; all answers of a grammar share some of them."""
 
     def start(self) -> LLMatcher:
-        """A matcher at the start of an answer."""
+        """Make a matcher for a new answer."""
         return self._matcher.deep_copy()
 
 
 class GrammarGuide:
-    """The position of an answer in a grammar; an ``engine.guide.Guide``."""
+    """The state of one answer in a grammar; an ``engine.guide.Guide``."""
 
     def __init__(self, grammar: Grammar):
         self._grammar, self._matcher = grammar, grammar.start()
@@ -238,13 +241,13 @@ class GrammarGuide:
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Advance by the answer's next token."""
+        """Advance the state by the next token of the answer."""
         self._tokens.append(token)
         self._matcher.consume_token(token)
         self._mask = self._next_mask()
 
     def rollback(self, num_tokens: int) -> None:
-        """Remove the last ``num_tokens`` tokens; the mask is recomputed on demand."""
+        """Take back the last ``num_tokens`` tokens. The mask is computed again when it is needed."""
         del self._tokens[len(self._tokens) - num_tokens :]
         if self._matcher.is_error() or not self._matcher.rollback(num_tokens):  # a matcher in error cannot roll back
             self._matcher = self._grammar.start()
@@ -260,7 +263,7 @@ class GrammarGuide:
 
 
 def grammar_problem(text: str) -> str:
-    """The first line of llguidance's error message, at most 200 characters. A message that names an option of llguidance, which a client cannot
-    set, is replaced."""
+    """First line of llguidance's error message, at most 200 characters. Messages in ``OWN_MESSAGES`` are replaced, as
+    they name an option of llguidance that a client cannot set."""
     own = next((message for part, message in OWN_MESSAGES.items() if part in text), None)
     return own or f"{text.strip().partition(chr(10))[0]:.{MAX_PROBLEM}}"

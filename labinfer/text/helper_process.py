@@ -1,7 +1,7 @@
-"""HelperProcess: a child process that answers one message at a time and can be killed at any time, even inside a library call.
+"""HelperProcess: a child process that answers one message at a time. It can be killed at any time, even inside a library call.
 
-Messages and answers are bytes with a length prefix. The process exits when its standard input closes. It also kills itself when an
-answer exceeds the timeout, as its parent may be gone.
+Messages and answers are bytes with a length prefix. The process exits when its standard input closes. It also kills
+itself if it does not answer within the timeout, as its parent may be gone.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import BinaryIO
 import labinfer
 
 START_SECONDS = 60.0
-"""Timeout for the process to get ready."""
+"""Timeout in seconds for the process to become ready."""
 END_SECONDS = 1.0
-"""Timeout for the exit status, after the end of the process's output."""
+"""Timeout in seconds for the exit status, after the end of the process's output."""
 LENGTH_BYTES = 8
 GRACE_SECONDS = 5
-"""Seconds beyond the timeout after which a process kills itself."""
+"""Seconds after the timeout of an answer after which the process kills itself."""
 OUT_OF_MEMORY = 12
-"""Exit status of a process that ran out of memory (ENOMEM)."""
+"""Exit status of a helper process that ran out of memory (ENOMEM)."""
 
 
 class HelperEnded(Exception):
-    """The process has ended; the message says how."""
+    """The helper process has ended; the message says how."""
 
 
 class HelperTimeout(HelperEnded):
-    """The answer exceeded its timeout, and the process was killed."""
+    """The helper process did not answer within the timeout, and was killed."""
 
 
 class HelperRefused(Exception):
-    """The process cannot do its work; the message says why."""
+    """The helper process cannot do its work; the message says why."""
 
 
 class HelperProcess:
-    """Client of a helper process, which starts with the first message, and again after it was killed.
+    """Client of a helper process. The process is started for the first message, and again after it was killed.
 
     One thread at a time may ``ask``; any thread may call ``end`` meanwhile.
 
     Args:
         module: module to run with ``python -m``; it calls ``answer_messages``.
         argument: the module's only command-line argument.
-        seconds: timeout of an answer.
+        seconds: timeout of an answer, in seconds.
     """
 
     def __init__(self, module: str, argument: str, seconds: float):
@@ -63,7 +63,7 @@ class HelperProcess:
         return self._process is not None and self._process.poll() is None
 
     def ask(self, message: bytes) -> bytes:
-        """The answer to a message.
+        """Send a message, and return the process's answer.
 
         Raises:
             HelperTimeout: the answer took too long; the process was killed.
@@ -74,7 +74,7 @@ class HelperProcess:
         return self._within(process, self._seconds, lambda: _exchange(process, message))
 
     def end(self) -> None:
-        """Kill the process if it runs; a thread that waits for an answer gets ``HelperEnded``."""
+        """Kill the process if it is running. A thread that waits for an answer gets ``HelperEnded``."""
         if self._process is not None:
             self._process.kill()
 
@@ -139,7 +139,7 @@ def _exchange(process: subprocess.Popen[bytes], message: bytes) -> bytes:
 
 
 def _describe_end(status: int) -> str:
-    """The end of a process, in words.
+    """Describe how a process ended.
 
     Args:
         status: ``Popen.returncode``.
@@ -168,10 +168,10 @@ def _write(stream: BinaryIO, message: bytes) -> None:
 
 
 def _read(stream: BinaryIO) -> bytes:
-    """The next message.
+    """Read the next message of a stream.
 
     Raises:
-        EOFError: the other end is closed.
+        EOFError: the other end has closed the stream.
     """
     return _read_bytes(stream, int.from_bytes(_read_bytes(stream, LENGTH_BYTES), "little"))
 
@@ -192,13 +192,13 @@ def _read_bytes(stream: BinaryIO, count: int) -> bytes:
 def answer_messages(
     answer: Callable[[bytes], bytes], *, problem: str = "", seconds: float, most_bytes: int, stack_bytes: int = 0
 ) -> None:
-    """Report that this process is ready, and answer messages until the other end closes.
+    """Run a helper process: report that it is ready, and answer messages until the other end closes.
 
     Args:
-        problem: why the process is not ready; empty if it is.
-        seconds: timeout of an answer.
-        most_bytes: address space limit of the process.
-        stack_bytes: stack size of the thread that answers; 0 for the default.
+        problem: reason why the process cannot do its work; empty if it can.
+        seconds: timeout of an answer, in seconds.
+        most_bytes: maximum address space of the process, in bytes.
+        stack_bytes: stack size in bytes of the thread that answers; 0 for the default.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C; its exit closes standard input
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))

@@ -1,6 +1,6 @@
-"""fit_schema: reduces JSON schemas, as written by zod, pydantic and OpenAPI, to what a grammar can enforce.
+"""fit_schema: reduces JSON schemas (as zod, pydantic and OpenAPI write them) to what a grammar can enforce.
 
-Keywords are those of JSON Schema 2020-12; forms of older drafts and OpenAPI's ``nullable`` are converted.
+Keywords are those of JSON Schema 2020-12. Keywords of older drafts, and OpenAPI's ``nullable``, are converted to them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from labinfer.base.json_depth import MAX_DEPTH, exceeds_max_depth
 from labinfer.text.schema_exclusion import SchemaExclusion
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose values map names to schemas."""
+"""Keywords whose value is an object that maps names to schemas."""
 SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SINGLE_SCHEMAS = ("items", "additionalProperties")
 PLAIN_KEYWORDS = frozenset(
@@ -26,7 +26,8 @@ UNHELD_KEYWORDS = frozenset(
     ("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames")
     + ("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties")
 )
-"""Keywords that llguidance's grammars cannot enforce. Keywords in none of these lists do not restrict values."""
+"""Keywords that llguidance's grammars cannot enforce. A keyword that is in none of these lists does not restrict
+values."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )  # llguidance's
@@ -42,24 +43,24 @@ OTHER_TYPE_NAMES = {
     "list": "array",
     "none": "null",
 }
-"""Type names of programming languages that clients write in place of JSON Schema's."""
+"""Names of types in programming languages that clients use by mistake, with their names in JSON Schema."""
 UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
-"""Lookaround, backreferences and word boundaries in a regular expression."""
+"""Parts of regular expressions that grammars cannot enforce: lookaround, backreferences and word boundaries."""
 MAX_SCHEMA_BYTES = 1 << 18
-"""Maximum length of a schema as JSON, including descriptions and other parts that a grammar ignores."""
+"""Maximum length in bytes of a schema as JSON, including parts that a grammar ignores, such as descriptions."""
 MAX_PLACE = 80
-"""Maximum characters of a location in a schema, in an error or a warning."""
+"""Maximum characters of a location in a schema that an error or a warning quotes."""
 MAX_NAMED = 8
-"""Maximum keywords that an error or a warning names."""
+"""Maximum number of keywords that an error or a warning names."""
 
 
 def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[str] | None = None) -> dict[str, Any]:
-    """A schema that llguidance reads, with options for parts that llguidance may still ignore.
+    """Convert a schema to one that llguidance can read. Options in it tell llguidance which parts it may ignore.
 
     Args:
-        field: field of the request, for errors and warnings.
+        field: field of the request that has the schema, for errors and warnings.
         strict: whether the whole schema must be enforced.
-        left_out: receives a sentence if parts are left out.
+        left_out: list to which a sentence is added if parts of the schema are left out.
 
     Raises:
         UserError: the schema is nested too deeply or too long, or ``strict`` is true and no grammar can enforce a part.
@@ -84,13 +85,13 @@ def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[
 
 
 def check_property_counts(schema: dict[str, Any], field: str) -> None:
-    """Refuse a schema with a ``minProperties`` that an answer could satisfy by repeating a name.
+    """Refuse a schema with a ``minProperties`` that an answer could satisfy by writing one property several times.
 
     Args:
-        field: field of the request, for errors.
+        field: field of the request that has the schema, for errors.
 
     Raises:
-        UserError: the message says which ``minProperties``.
+        UserError: a grammar cannot enforce a ``minProperties``; the message quotes it.
     """
     unchecked: list[Any] = [schema]
     while unchecked:
@@ -110,10 +111,11 @@ def check_property_counts(schema: dict[str, Any], field: str) -> None:
 
 
 def _can_repeat_names(schema: dict[str, Any]) -> bool:
-    """Whether an object with a repeated name could satisfy ``minProperties``.
+    """Whether an object could satisfy ``minProperties`` of ``schema`` by writing one property several times.
 
-    llguidance counts a name that is not in ``properties`` at each occurrence, and does not count optional names in ``properties``.
-    Names under ``required`` always occur, and one further property has another name.
+    llguidance counts a property that is not in ``properties`` each time it is written, and does not count optional
+    properties in ``properties``. Properties under ``required`` are always written, and one further property always has
+    another name.
     """
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, bool) or not isinstance(least, (int, float)):
@@ -123,19 +125,20 @@ def _can_repeat_names(schema: dict[str, Any]) -> bool:
 
 
 def json_type(name: str) -> str:
-    """JSON Schema's name of a type that a client may have named in another way; an unknown name is returned unchanged."""
+    """Name of a type in JSON Schema, for a ``name`` that a client may have taken from a programming language. Unknown
+    names are returned unchanged."""
     lower = name.lower()
     return OTHER_TYPE_NAMES.get(lower, lower if lower in JSON_TYPES else name)
 
 
 class _Fitter:
-    """Rebuilds a schema from the keywords that grammars support, and records the others.
+    """Rebuilds a schema from those keywords that grammars can enforce, and records the other ones.
 
     Args:
         root: the whole schema, for references.
-        field: field of the request, for errors.
+        field: field of the request that has the schema, for errors.
         num_bytes: length of ``root`` as JSON.
-        strict: whether nothing may be left out.
+        strict: whether no part of the schema may be left out.
     """
 
     def __init__(self, root: dict[str, Any], field: str, num_bytes: int, strict: bool):
@@ -143,7 +146,7 @@ class _Fitter:
         self.unheld: list[str] = []
 
     def fit(self, schema: Any, place: str) -> Any:
-        """The rebuilt ``schema``, from a location such as ``tags.items``."""
+        """Rebuild ``schema``, which is at a location such as ``tags.items`` in the whole schema."""
         if not isinstance(schema, dict):
             return schema  # true and false are schemas, too
         fitted: dict[str, Any] = {}
@@ -184,7 +187,7 @@ class _Fitter:
         return names if isinstance(value, list) else names[0]
 
     def _may_be_any(self, schemas: list[Any], place: str) -> bool:
-        """Whether ``oneOf`` of ``schemas`` may become ``anyOf``."""
+        """Whether ``oneOf`` of ``schemas`` may be replaced by ``anyOf``."""
         if self._exclusion.holds([_newer(part) if isinstance(part, dict) else part for part in schemas]):
             return True
         if not self._strict:
@@ -196,8 +199,8 @@ class _Fitter:
 
 
 def _newer(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` with older forms of keywords converted, and without keywords that are null: clients that serialize all fields of an
-    object mean nothing by them."""
+    """Copy of ``schema`` in which older forms of keywords are converted, and keywords with the value null are left out:
+    some clients serialize all fields of an object, used or not."""
     newer = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
     if isinstance(items := newer.get("items"), list):  # tuples before 2020-12
         newer["prefixItems"] = items
@@ -220,7 +223,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _is_implied(keyword: str, value: Any) -> bool:
-    """Whether every value that a grammar generates satisfies the keyword."""
+    """Whether all values that a grammar generates satisfy a keyword in any case."""
     if keyword == "propertyNames":
         return value in ({}, True, {"type": "string"})
     return value is False and keyword == "uniqueItems"

@@ -1,4 +1,4 @@
-"""LimitedEnvironment: renders chat templates with limits, as they are programs that may loop forever or allocate gigabytes."""
+"""LimitedEnvironment: renders chat templates within limits of time and memory. Templates are programs that may loop forever or allocate gigabytes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 RENDER_SECONDS = 5.0
-"""Maximum CPU time of a rendering."""
+"""Maximum CPU time of a rendering, in seconds."""
 RENDER_BYTES = 1 << 29
-"""Maximum growth of the process's memory during a rendering, over all threads."""
+"""Maximum bytes by which the memory of the process may grow during a rendering; growth by other threads counts, too."""
 GROWING_SECONDS = 0.05
-"""Minimum CPU time in which a rendering can allocate ``RENDER_BYTES``: with less it is not the cause of the growth."""
+"""Minimum CPU time in seconds after which a rendering is blamed for growth of memory: in less it cannot have allocated
+``RENDER_BYTES``."""
 MAX_SIZE = 1 << 24
-"""Largest number that a string method or a filter may receive, and the longest repetition."""
+"""Maximum number that a string method or a filter may receive, and maximum length of a repeated string or list."""
 MAX_BITS = 1 << 14
-"""Bits of the largest integer."""
+"""Maximum bits of an integer."""
 POLL_SECONDS = 0.02
 """Seconds between two checks of a rendering's CPU time and memory."""
 RETRY_SECONDS = 1.0
-"""Time after which a rendering that survived the exception (a destructor may have swallowed it) gets another one."""
+"""Seconds after which the exception is raised again in a rendering that has survived it (a destructor may have
+swallowed it)."""
 Result = TypeVar("Result")
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
-"""A huge or computed width in a field of a format string."""
+"""Pattern of a format field with a width that is huge or computed."""
 
 
 class RenderingEnded(Exception):
@@ -42,7 +44,8 @@ class RenderingEnded(Exception):
 
 
 class _LimitedCode(CodeGenerator):
-    """Template code in which ``~``, which the sandbox does not intercept, calls ``environment.chain``."""
+    """Code generator that compiles the operator ``~`` to a call of ``environment.chain``, as the sandbox does not
+    intercept that operator."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.chain(context, (")
@@ -53,7 +56,7 @@ class _LimitedCode(CodeGenerator):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which no single operation takes long or much memory; ``within_limits`` bounds their total."""
+    """A Jinja sandbox in which no single operation takes much time or memory. ``within_limits`` bounds the total."""
 
     code_generator_class = _LimitedCode
     intercepted_binops = frozenset(
@@ -69,13 +72,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def chain(self, context: Any, operands: Sequence[Any]) -> str:
-        """The result of ``~`` (concatenation)."""
+        """Concatenate ``operands``, as the operator ``~`` does."""
         _check_size(_num_characters(operands))
         return markup_join(operands) if context.eval_ctx.autoescape else str_join(operands)
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """The text of a block, a macro or the whole template."""
+        """Join the text of a block, a macro or the whole template."""
         parts = list(parts)
         _check_size(_num_characters(parts))
         return "".join(parts)
@@ -91,10 +94,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def within_limits(render: Callable[[], Result]) -> Result:
-    """The result of a rendering.
+    """Return the result of a rendering.
 
     Raises:
-        RenderingEnded: it exceeded the CPU time or memory limit.
+        RenderingEnded: the rendering exceeded the limit of CPU time or memory.
     """
     watch = _Watch()
     try:
@@ -107,7 +110,8 @@ def within_limits(render: Callable[[], Result]) -> Result:
 
 
 class _Watch:
-    """A watchdog thread that raises ``RenderingEnded`` in the thread that created it, until stopped."""
+    """A watchdog thread. Until it is stopped, it raises ``RenderingEnded`` in the thread that created it if that
+    exceeds a limit."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -165,7 +169,8 @@ def _own_bytes() -> int:
 
 
 def limited(function: Callable) -> Callable:
-    """Wrap a Jinja filter (or string method) ``function`` so that it refuses huge numeric arguments, and huge results of known filters."""
+    """Wrap a Jinja filter (or string method) so that it refuses huge numbers as arguments, and, for some filters, huge
+    results."""
     first = 1 + hasattr(
         function, "jinja_pass_arg"
     )  # index of the first argument after the context and the filtered value
@@ -196,7 +201,7 @@ def _check_arguments(*values: Any) -> None:
 
 
 def _check_format(form: Any, values: Any) -> None:
-    """Refuse a format string with a huge or computed width, or whose fields together could make a huge text of ``values``."""
+    """Refuse a format string whose fields have a huge or computed width, or would make a huge text of ``values``."""
     if not isinstance(form, str):
         return
     if _WIDTH.search(form):
@@ -205,7 +210,8 @@ def _check_format(form: Any, values: Any) -> None:
 
 
 def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> Sequence[Any]:
-    """Refuse a string method with a huge result. Returns its arguments, with one-shot iterables replaced by lists."""
+    """Refuse a string method whose result would be huge. Returns the arguments; iterables that can be read only once
+    are replaced by lists."""
     if name == "join" and arguments:
         arguments = (list(arguments[0]), *arguments[1:])
         _check_join(arguments[0], text)
@@ -219,12 +225,12 @@ def _check_join(parts: list, separator: Any) -> None:
 
 
 def _num_characters(parts: Iterable[Any]) -> int:
-    """Total characters of the strings among ``parts``."""
+    """Total number of characters of the strings among ``parts``."""
     return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _longest(values: Any) -> int:
-    """Characters of the longest string in ``values``, which may be nested."""
+    """Number of characters of the longest string in ``values``, which may be nested."""
     if isinstance(values, str):
         return len(values)
     if isinstance(values, dict):
@@ -242,7 +248,7 @@ def _check_size(size: int) -> None:
 
 
 def _check_operation(operator: str, left: Any, right: Any) -> None:
-    """Refuse an operation with a huge result."""
+    """Refuse an arithmetic operation whose result would be huge."""
     if operator == "%":
         _check_format(left, right)
     elif operator == "+":

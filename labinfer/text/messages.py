@@ -1,4 +1,4 @@
-"""Message: a message of a conversation. Names and meanings are OpenAI's (API reference, "Create chat completion")."""
+"""Message: a message of a conversation in a request. Names and meanings are OpenAI's (API reference, "Create chat completion")."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from labinfer.base.errors import UserError
 from labinfer.text.tools import CalledFunction, PastCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-"""Roles of messages; ``function`` is OpenAI's deprecated role of a result, used with ``functions``."""
+"""Roles of messages. ``function`` is OpenAI's deprecated role for the result of a call, used with ``functions``."""
 Ending = Literal["before answer", "behind message", "in message"]
-"""End of a conversation's text: at the start of the assistant's answer, after the last message, or inside that message."""
+"""Where the text of a conversation ends: at the beginning of the assistant's answer, after the last message, or inside
+that message."""
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
-"""Roles with another name in chat templates."""
+"""Roles that have another name in chat templates."""
 
 PARAGRAPHS = "\n\n"
-"""Separator of several texts of a request in one message of a chat template."""
+"""Separator between texts of a request that become one message of a chat template."""
 MAX_MESSAGES = 1 << 14
-"""Maximum messages of a conversation, parts of a message, and tool calls of a message."""
+"""Maximum number of messages of a conversation, of parts of a message, and of tool calls of a message."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -69,7 +70,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Function call of an assistant's message, in OpenAI's deprecated form."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The message in the form of chat templates."""
+        """The message in the form that chat templates take."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -89,12 +90,12 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageBuilder:
-    """Builds a message from its parts. Text added to an empty text replaces it.
+    """Builds a message from several parts. If the text is empty, the next one replaces it.
 
     Args:
-        role: role in chat templates.
-        text: first part of the content; None for none.
-        tool_call_id: id of the call that a message of role ``tool`` answers.
+        role: name of the role in chat templates.
+        text: first part of the content; None for no content.
+        tool_call_id: id of the tool call that a message of role ``tool`` answers.
     """
 
     def __init__(self, role: str, text: str | None = None, tool_call_id: str | None = None):
@@ -109,15 +110,15 @@ class MessageBuilder:
         return bool(self._texts) and self._texts != [""]
 
     def add_text(self, text: str) -> None:
-        """Append ``text`` to the content as a paragraph."""
+        """Append ``text`` to the content, as a new paragraph."""
         _add_paragraph(self._texts, text)
 
     def add_reasoning(self, text: str) -> None:
-        """Add a paragraph to the reasoning."""
+        """Append ``text`` to the reasoning, as a new paragraph."""
         _add_paragraph(self._reasoning, text)
 
     def as_dict(self) -> dict[str, Any]:
-        """The message in the form of chat templates."""
+        """The message in the form that chat templates take."""
         message = Message(
             role=self.role,
             content=PARAGRAPHS.join(self._texts) if self._texts else None,

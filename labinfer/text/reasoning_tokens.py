@@ -11,7 +11,8 @@ from labinfer.text.tokenizer import Tokenizer
 class ReasoningTokens:
     """Counts the reasoning tokens of one answer, delimiters included.
 
-    A token belongs to the text in which it ends. Each token is decoded once, so that an answer may be counted repeatedly while it grows.
+    A token counts as reasoning if its last character belongs to the reasoning. Each token is decoded once, so that the
+    tokens of a growing answer can be counted repeatedly.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -19,11 +20,11 @@ class ReasoningTokens:
         self._ends = [0]  # complete characters of the reply after each number of tokens
 
     def count(self, parser: ReplyParser, token_ids: list[int]) -> int:
-        """Number of reasoning tokens.
+        """Number of reasoning tokens among ``token_ids``.
 
         Args:
-            parser: parser that has read the answer's text.
-            token_ids: tokens of the answer so far; each call extends those of the previous call.
+            parser: parser that has parsed the answer's text so far.
+            token_ids: all tokens of the answer so far.
         """
         for token_id in token_ids[len(self._ends) - 1 :]:
             self._ends.append(self._ends[-1] + len(self._decoder.add(token_id)))

@@ -1,7 +1,7 @@
-"""read_value: parses the text of a region, by the ``content`` of its field in a response template.
+"""read_value: parses the text of a reply's field, by the kind of content that the response template gives for the field.
 
-The kinds of content and their arguments are those of Transformers' response templates (Transformers' documentation, "Response
-parsing"). Every text gives a value or a ``ValueError``.
+The kinds of content, and their arguments, are those of Transformers' response templates (Transformers' documentation,
+"Response parsing"). Any text gives either a value or a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Arguments = dict[str, Any]
 
 
 def read_value(text: str, content: str, arguments: Arguments) -> Any:
-    """The value of a region's text.
+    """Parse the text of a field in a reply.
 
     Raises:
         ValueError: the text is not of kind ``content``.
@@ -30,8 +30,10 @@ def read_value(text: str, content: str, arguments: Arguments) -> Any:
 
 
 def check_arguments(content: Any, arguments: Any) -> None:
-    """Raises:
-    ValueError: ``content`` is no kind of content, or does not take ``arguments``.
+    """Check the kind of content of a field, and its arguments, in a response template.
+
+    Raises:
+        ValueError: ``content`` is not a kind of content, or does not take ``arguments``.
     """
     if not isinstance(content, str) or content not in CONTENTS:
         raise ValueError(f"content {content!r:.60} is unknown; there are {', '.join(CONTENTS)}")
@@ -82,7 +84,8 @@ def _bool(text: str, arguments: Arguments) -> bool:
 
 
 def _json(text: str, arguments: Arguments) -> Any:
-    """JSON; with ``string_delims`` strings may have other delimiters, with ``unquoted_keys`` keys need no quotes."""
+    """Parse JSON. With ``string_delims``, strings may have other delimiters; with ``unquoted_keys``, keys may lack
+    quotes."""
     source = text
     for begin, end in arguments.get("string_delims", []):
         string = re.compile(re.escape(begin) + "(.*?)" + re.escape(end), re.DOTALL)
@@ -99,7 +102,7 @@ def _json(text: str, arguments: Arguments) -> Any:
 
 
 def quote_keys(text: str) -> str:
-    """JSON text with its unquoted keys put in quotes."""
+    """Put the unquoted keys of JSON text in quotes."""
     return _OUTSIDE_STRINGS.sub(lambda match: match[1] or f'{match[2]}"{match[3]}":', text)
 
 
@@ -108,7 +111,8 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOT
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
     """Parse the tags of a text, such as ``<parameter=city>Paris</parameter>``. Text between tags, or a tag that begins
-    inside a value, is an error: it comes from an unclosed tag. The value of a tag with ``string="false"`` is JSON."""
+    inside a value, is an error, as it means that a tag was not closed. The value of a tag with ``string="false"`` is
+    JSON."""
     pattern, values, last = arguments["tag_pattern"], {}, 0
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0
@@ -136,7 +140,7 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
 
 
 def tag_marks(pattern: str) -> tuple[str, str]:
-    """Literal texts with which every match of ``pattern`` begins and ends; empty if they vary."""
+    """Literal texts with which every match of a tag's pattern begins, and ends; empty if they vary."""
     elements = list(_ELEMENT.finditer(pattern))
     if any(element["or"] for element in elements):
         return "", ""
@@ -164,7 +168,7 @@ _WORD = re.compile(r"\w")
 
 
 def _lines(text: str, arguments: Arguments) -> dict[str, Any]:
-    """Lines of key and value."""
+    """Parse lines that have a key and a value each."""
     values, separator = {}, arguments.get("kv_sep", ":")
     for line in text.split(arguments.get("line_sep", "\n")):
         key, separated, value = _text(line, arguments).partition(separator)
@@ -190,7 +194,7 @@ CONTENTS: dict[str, tuple[Callable[[str, Arguments], Any], dict[str, type]]] = {
     "xml-inline": (_tags, _TAGS),
     "kv-lines": (_lines, _LINES),
 }
-"""Parsers of the kinds of content, and the types of their arguments."""
+"""Parser of each kind of content, and the types of its arguments."""
 
 
 # Transforms.
@@ -199,8 +203,10 @@ _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 def check_transform(form: Any) -> None:
-    """Raises:
-    ValueError: a text mixes a placeholder with other text.
+    """Check a transformation in a response template.
+
+    Raises:
+        ValueError: a text mixes a placeholder with other text.
     """
     for inner in form.values() if isinstance(form, dict) else form if isinstance(form, list) else ():
         check_transform(inner)
@@ -209,7 +215,7 @@ def check_transform(form: Any) -> None:
 
 
 def transform(form: Any, values: dict[str, Any]) -> Any:
-    """``form`` with its placeholders, such as ``"{content.name}"``, replaced by values.
+    """Fill in the placeholders of ``form``, such as ``"{content.name}"``, with ``values``.
 
     Raises:
         ValueError: a placeholder has no value.

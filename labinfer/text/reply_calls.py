@@ -1,4 +1,4 @@
-"""OpenCall and CallReader: tool calls in replies, while they stream in and as parsed values."""
+"""Tool calls in replies. OpenCall: a call whose text is still arriving; CallReader: parses the text of calls."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
 
 MAX_ID = 100
-"""Maximum characters of a call id written by the model; a longer id is replaced."""
+"""Maximum characters of the id that a model gives a call; a longer id is replaced."""
 _BLANKS = re.compile(r"\s*")
 _STRING_MARKS = {"outside": re.compile('"'), "in string": re.compile(r'["\\\x00-\x1f]')}
 
 
 @dataclass(kw_only=True)
 class OpenCall:
-    """A tool call whose end has not arrived yet."""
+    """A tool call in a streamed reply whose end has not arrived yet. Positions are indices into the reply's text."""
 
     field: Field
     match: Match
     begin: int = 0
-    """Position of the text between the delimiters."""
+    """Position after the opening delimiter."""
     read: int = 0
-    """Position up to which that text was scanned."""
+    """Position up to which the call's text has been scanned."""
     first: int = 0
-    """Position up to which that text is known to be blank."""
+    """Position up to which the call's text is known to be blank."""
     state: str = "outside"
-    """State of the JSON scanner: ``outside`` of strings, ``in string``, ``escaped``, or ``broken`` (invalid, as a line feed in a string)."""
+    """State of the JSON scanner: ``outside`` (of strings), ``in string``, ``escaped``, or ``broken`` (not valid JSON,
+    for example a line feed inside a string)."""
 
     def __post_init__(self) -> None:
         self.begin = self.read = self.first = self.match.end
 
     @property
     def is_json(self) -> bool:
-        """Whether the text is standard JSON."""
+        """Whether the format writes calls as standard JSON."""
         return self.field.content == "json" and not {"string_delims", "allow_non_json"} & self.field.arguments.keys()
 
     def move(self, cut: int) -> None:
-        """Adjust all positions after the text has lost its first ``cut`` characters."""
+        """Adjust all positions after the first ``cut`` characters of the reply's text have been dropped."""
         self.match = Match(self.match.begin - cut, self.match.end - cut, self.match.captures)
         self.begin, self.read, self.first = self.begin - cut, self.read - cut, self.first - cut
 
     def cannot_be_json(self, text: str, end: int) -> bool:
-        """Whether the text up to ``end`` cannot begin a JSON object or array."""
+        """Whether the call's text up to ``end`` cannot be the beginning of a JSON object or array."""
         self.first = _BLANKS.match(text, self.first, end).end()
         return self.first < end and text[self.first] not in "{["
 
     def read_to(self, text: str, end: int) -> bool:
-        """Scan up to ``end``. Returns whether that position is inside a JSON string."""
+        """Scan the call's text up to ``end``. Returns whether that position is inside a JSON string."""
         while self.read < end and self.state != "broken":
             if self.state == "escaped":
                 self.state, self.read = "in string", self.read + 1
@@ -87,13 +88,13 @@ class CallReader:
         self._make_id = make_id
 
     def read(self, text: str, field: Field, captures: dict[str, str]) -> list[ToolCall]:
-        """The calls in a region's text.
+        """Parse the complete text of one call or of several calls.
 
         Args:
-            captures: named groups of the opening delimiter.
+            captures: texts of the named groups of the opening delimiter.
 
         Raises:
-            ValueError: the text is neither a call nor a list of calls.
+            ValueError: the text is neither a tool call nor a list of tool calls.
         """
         value = _reshape(read_value(text, field.content, field.arguments), field, captures)
         calls = [self._read_one(item) for item in (value if isinstance(value, list) else [value])]
@@ -102,10 +103,11 @@ class CallReader:
         return calls
 
     def read_cut(self, text: str, field: Field, captures: dict[str, str]) -> list[ToolCall]:
-        """The calls in a region's truncated text. The last call has its arguments so far; it is left out if its name is truncated, too.
+        """Parse the truncated text of calls. The last call gets the arguments that have arrived; it is left out if even
+        its name is incomplete.
 
         Raises:
-            ValueError: the text is not the beginning of a call or a list of calls.
+            ValueError: the text cannot be the beginning of a tool call or of a list of tool calls.
         """
         if not text.strip() and "name" not in captures:
             return []
@@ -171,8 +173,10 @@ def _reshape(value: Any, field: Field, captures: dict[str, str], is_cut: bool = 
 
 
 def _spell_json(arguments: dict[str, Any]) -> str:
-    """Raises:
-    ValueError: a number is not valid in JSON, or ``arguments`` are nested too deeply.
+    """Write the arguments of a call as JSON.
+
+    Raises:
+        ValueError: a number is not valid in JSON, or ``arguments`` are nested too deeply.
     """
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)

@@ -1,6 +1,6 @@
-"""ReplyFormat: how to parse a checkpoint's replies, and the texts that constrained replies must contain.
+"""ReplyFormat: how the replies of a checkpoint are parsed, and the texts that constrained replies must contain.
 
-A format is a JSON file in ``response_templates/``, or a user's file; see ``docs/response-templates.md``.
+A format is a JSON file: one in ``response_templates/``, or a user's; see ``docs/response-templates.md``.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ logger = logging.getLogger(__name__)
 
 BUILT_IN = Path(__file__).with_name("response_templates")
 NONE = "none"
-"""Name of the format of plain content."""
+"""Name of the format in which all text is content, without reasoning and tool calls."""
 MAX_FILE_BYTES = 1 << 18
 
 
 class ReasoningDelimiters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Delimiters of reasoning, as the model writes them."""
+    """Texts that a model writes before and after its reasoning."""
 
     open: str
     close: str
 
 
 class CallForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Text of tool calls, as the model writes it."""
+    """The text of tool calls in a model's replies, with placeholders; by it, calls can be forced."""
 
     text: str
-    """One call, with ``{name}``, ``{arguments}`` and, if calls are numbered, ``{index}``."""
+    """Text of one call, with the placeholders ``{name}``, ``{arguments}`` and, if calls are numbered, ``{index}``."""
     argument: str | None = None
-    """One argument, with ``{key}`` and ``{value}``; None if the arguments are a JSON object."""
+    """Text of one argument, with the placeholders ``{key}`` and ``{value}``; None if all arguments together are a JSON
+    object."""
     separator: str | None = None
-    """Text between two calls; None if a reply has at most one."""
+    """Text between two calls; None if a reply can have only one."""
     begin: str = ""
     end: str = ""
 
@@ -52,38 +53,39 @@ class FormatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     response_template: dict[str, Any]
     marks: list[str] = []
-    """Texts in a chat template that identify this format."""
+    """Texts by which this format is recognized: a chat template that contains all of them belongs to such a model."""
     reasoning: ReasoningDelimiters | None = None
     answer: str = ""
-    """Text before the content, after reasoning."""
+    """Text that the model writes before its content, after any reasoning."""
     call: CallForm | None = None
     id_letters: int = 0
-    """Number of letters and digits of a call id; 0 for ids in OpenAI's style."""
+    """Number of letters and digits in the id of a call; 0 for ids like OpenAI's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyFormat:
-    """Format of a model's replies: its response template, with the texts that structured output needs."""
+    """Format of a model's replies: its response template, and the texts that are needed to constrain replies."""
 
     name: str
     template: ResponseTemplate
     source: dict[str, Any]
     """The response template as JSON."""
     reasoning: ReasoningDelimiters | None
-    """Delimiters of reasoning; None if the template has none as fixed texts, so that no structured output can follow reasoning."""
+    """Delimiters of the reasoning. None if the template has no fixed texts for them; structured output then cannot
+    follow reasoning."""
     answer: str
     call: CallForm | None
-    """Text of tool calls; None if no call can be forced."""
+    """Text of tool calls; None if the model's format does not allow calls to be forced."""
     id_letters: int
 
     @property
     def reasoning_key(self) -> str:
-        """Key of the reasoning in messages for the chat template."""
+        """Key under which the chat template expects the reasoning in messages."""
         field = self.template.reasoning
         return "reasoning_content" if field is None else field.name
 
     def parser(self, prompt: str, tools: list[dict[str, Any]], parallel: bool) -> ReplyParser:
-        """A parser of one reply; the end of ``prompt`` is enough. See ``ReplyParser``."""
+        """Make a parser for one reply. Of ``prompt`` only the end is needed. See ``ReplyParser``."""
         prompt_part = self.template.after_start(prompt)
         if prompt_part is None:
             prompt_part = next((text for text in self._reasoning_openings() if prompt.rstrip().endswith(text)), "")
@@ -95,7 +97,7 @@ class ReplyFormat:
         )
 
     def mentions(self, token: str) -> bool:
-        """Whether the delimiters of a field contain ``token``, which must then be shown in replies."""
+        """Whether ``token`` is part of a delimiter of this format. If so, the text of replies must include it."""
         return token.replace("\\", "") in self._spelled()
 
     def _spelled(self) -> str:
@@ -107,10 +109,11 @@ class ReplyFormat:
 
 
 def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | None:
-    """The format of a checkpoint's replies; None if they are plain content.
+    """Choose the format of a checkpoint's replies. None if all text of replies is content.
 
     Args:
-        given: name of a built-in format, a JSON file, ``none``, or empty to choose automatically.
+        given: value of ``--response-template``: name of a built-in format, a JSON file, or ``none``; empty to choose
+            automatically.
         own: the checkpoint's ``response_template``; None if it has none.
         chat_template: source of the checkpoint's chat template, which is searched for the marks of built-in formats.
 
@@ -131,7 +134,7 @@ def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | Non
 
 
 def describe_choice(chosen: ReplyFormat | None, given: str) -> str:
-    """A sentence for the log on how replies are parsed.
+    """Describe for the log how replies are parsed.
 
     Args:
         chosen: result of ``choose_format``.
@@ -158,7 +161,8 @@ def load_built_in(name: str) -> ReplyFormat:
 
 
 def _by_marks(chat_template: str) -> ReplyFormat | None:
-    """The built-in format whose marks are all in ``chat_template``; if several, the one with the longest marks."""
+    """The built-in format all of whose marks occur in ``chat_template``; if there are several, the one with the longest
+    marks."""
     lengths = {}
     for name in built_in_names():
         marks = _decode((BUILT_IN / f"{name}.json").read_bytes()).marks
@@ -198,7 +202,7 @@ def _decode(data: bytes) -> FormatFile:
 
 
 def _make(name: str, file: FormatFile, like: ReplyFormat | None) -> ReplyFormat:
-    """A format from ``file``; texts that the file lacks come from the format ``like``.
+    """Make a format from ``file``. Texts that the file does not give are taken from the format ``like``.
 
     Raises:
         ValueError: the template is invalid.

@@ -1,7 +1,7 @@
-"""Grammars of replies: reasoning before structured output, and forced tool calls.
+"""Grammars of chat replies: structured output that may follow reasoning, and forced tool calls.
 
-The grammars use Lark's notation as llguidance reads it. There a token added to the vocabulary never matches text: it is written by
-id, ``<[151657]>``, as the model has never seen it spelled in other tokens.
+The grammars use Lark's notation as llguidance reads it. In it, tokens that were added to the vocabulary are written by
+id, such as ``<[151657]>``: they never match text, as models have never seen them spelled with other tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.tools import MAX_FORCED_CALLS, ToolUse, parameters_schema
 
 BLANK = r"/[ \t\r\n]{0,4}/"
-"""White space after reasoning."""
+"""White space that is allowed after reasoning."""
 _PLACES = re.compile(r"\{(name|arguments|index|key|string)\}")
 
 
 class GrammarWriter:
-    """Converts texts of a reply format to grammar expressions, and collects the rules that they need.
+    """Writes texts of a reply format as grammar expressions, and collects the rules to which these refer.
 
     Args:
         added_tokens: ids of the tokens added to the vocabulary, by text.
@@ -36,7 +36,7 @@ class GrammarWriter:
         self.rules: list[str] = []
 
     def text(self, text: str) -> str:
-        """The expression for ``text``."""
+        """Grammar expression that matches ``text``."""
         parts, end = [], 0
         for token in self._tokens.finditer(text):
             parts += [json.dumps(text[end : token.start()])] * (token.start() > end)
@@ -46,7 +46,8 @@ class GrammarWriter:
         return " ".join(parts)
 
     def until(self, text: str, min_length: int = 0, max_length: int | None = None, without: Sequence[str] = ()) -> str:
-        """The expression for any text of ``min_length`` to ``max_length`` characters, followed by ``text``.
+        """Grammar expression that matches any text of ``min_length`` to ``max_length`` characters, followed by
+        ``text``.
 
         Args:
             without: strings that must not occur before ``text``.
@@ -70,15 +71,16 @@ class GrammarWriter:
 def before_form(
     format: ReplyFormat, parser: ReplyParser, may_think: bool, added_tokens: dict[str, int], for_call: bool = False
 ) -> str:
-    """Grammar rules for the text before a form in a reply, the first of them called ``before``; empty if no text precedes the form.
+    """Grammar rules for the text that may precede a structured output in a reply. The first rule is called ``before``.
+    Empty if no text may precede it.
 
     Args:
-        parser: parser that has read the prompt.
-        may_think: whether reasoning may come that the prompt has not opened.
-        for_call: whether the form is a tool call rather than content.
+        parser: parser that has parsed the end of the prompt.
+        may_think: whether the model may begin to reason by itself.
+        for_call: whether the structured output is a tool call rather than content.
 
     Raises:
-        UserError: the prompt has opened reasoning, and its closing text is unknown.
+        UserError: the prompt has opened reasoning, and the text that closes it is unknown.
     """
     writer, delimiters = GrammarWriter(added_tokens), format.reasoning
     parts = []
@@ -97,9 +99,10 @@ def before_form(
 
 
 def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> str:
-    """A grammar of replies with the tool calls that ``tool_choice`` forces.
+    """Make a grammar of replies that consist of the tool calls that ``tool_choice`` forces.
 
-    A named tool is called once; ``required`` allows up to ``MAX_FORCED_CALLS`` calls if the format supports several.
+    A named tool is called exactly once. With ``required``, up to ``MAX_FORCED_CALLS`` calls are allowed if the format
+    supports several.
     """
     functions, several = use.forced_functions
     writer, calls = GrammarWriter(added_tokens), []
@@ -120,7 +123,8 @@ def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> 
 
 
 def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) -> str:
-    """The expression for arguments written one by one, in the order of the schema; optional arguments may be missing."""
+    """Grammar expression for arguments that are written one by one, in the order of the schema. Optional arguments may
+    be missing."""
     arguments, parts = ArgumentSchema(schema), []
     shared = arguments.definitions | {"x-guidance": schema["x-guidance"]}
     before, _, after = form.argument.partition("{value}")
@@ -139,10 +143,11 @@ def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) ->
 def _values(
     texts: ValueTexts, shared: dict[str, Any], after: str, tags: Sequence[str], writer: GrammarWriter
 ) -> Iterator[tuple[bool, str]]:
-    """Whether the values are strings, and the expression for the values followed by ``after``.
+    """Grammar expressions for the allowed values of an argument, each followed by the text ``after``. Yields (whether
+    the values are strings, expression).
 
     Args:
-        shared: keys added to each schema.
+        shared: keys to add to each JSON schema.
         tags: strings that must not occur in a value.
     """
     if texts.takes_any:  # includes values of other types
@@ -157,12 +162,12 @@ def _values(
 
 
 def _escape(text: str) -> str:
-    """``text`` escaped for a regular expression between slashes."""
+    """Escape ``text`` for a regular expression between slashes."""
     return re.sub(r"[\\.+*?()|\[\]{}^$/]", r"\\\g<0>", text)
 
 
 def _fill(text: str, texts: dict[str, str], writer: GrammarWriter) -> str:
-    """The expression for ``text`` with the expressions ``texts`` in its placeholders."""
+    """Grammar expression that matches ``text``, whose placeholders are replaced by the expressions in ``texts``."""
     parts, end = [], 0
     for place in _PLACES.finditer(text):
         parts += [writer.text(text[end : place.start()]), texts[place[1]]]

@@ -12,25 +12,27 @@ from labinfer.text.reply_parts import Content, Event, Reasoning, ReplyText, Tool
 from labinfer.text.response_template import Field, ResponseTemplate, is_empty
 
 WINDOW = 1024
-"""Characters examined at a time. Bounds how often text is searched again in replies with many regions."""
+"""Number of characters that are examined at a time, so that a reply with many fields is not searched again and again."""
 
 
 class ReplyParser:
-    """Parses a reply as its text streams in. The joined events do not depend on how the text is divided into pieces.
+    """Parses a reply as its text streams in. The events, joined, do not depend on how the text is divided into pieces.
 
-    A call is one event, at its end. Text that is no valid call (its JSON is invalid, its name is missing, or the reply ends inside it)
-    remains text of the region in which it began, delimiters included. Complete JSON is a call even without its closing delimiter. A closing
-    delimiter inside a JSON string is part of the string. No text raises an error.
+    A tool call becomes one event, at its end. Text that is not a valid call (its JSON is invalid, its name is missing,
+    or the reply ends inside it) becomes text of the field in which it began, with its delimiters. Complete JSON is a
+    call even if its closing delimiter is missing. A closing delimiter inside a JSON string is part of that string. No
+    text raises an error.
 
-    White space is dropped where two regions meet, unless the field has ``"strip": false``. A reply of one region without delimiters keeps
-    all its white space. Fields other than reasoning and calls are content.
+    White space is dropped where the texts of two fields meet, unless the field has ``"strip": false``. A reply without
+    any delimiter keeps all its white space. Fields other than reasoning and calls are content.
 
     Args:
-        prompt: end of the prompt that belongs to the reply (``ResponseTemplate.after_start``); it may open the reasoning. It makes no
-            events.
-        tools: offered tools, in the form of chat templates. Texts in arguments are cast to the types of their schemas. Without tools,
-            calls are text.
-        parallel: False ends the reply after its first call: later text is dropped.
+        prompt: the part of the prompt that already belongs to the reply (``ResponseTemplate.after_start``). It may open
+            the reasoning, and makes no events.
+        tools: offered tools, in the form of chat templates. Arguments that are texts are converted to the types in
+            their schemas. Without tools, calls are parsed as content.
+        parallel: whether the reply may have several tool calls; if not, it ends after the first one, and later text is
+            dropped.
         make_id: makes an id for a call that has none.
     """
 
@@ -67,12 +69,12 @@ class ReplyParser:
             part.forget()
 
     def feed(self, text: str) -> list[Event]:
-        """Take a piece of text. Returns the events that it completes."""
+        """Parse the next piece of the reply. Returns the events that it completes."""
         self._text += text
         return self._run(at_end=False)
 
     def finish(self, is_cut: bool = False) -> list[Event]:
-        """End the text. Returns the remaining events.
+        """End the reply. Returns the remaining events.
 
         Args:
             is_cut: whether the reply is truncated, as by ``max_tokens``. If tools were offered, an open call is then reported with its
@@ -86,18 +88,20 @@ class ReplyParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether reasoning is open."""
+        """Whether the text parsed so far ends inside reasoning."""
         return self._field is not None and self._field.is_reasoning
 
     @property
     def reasoning_spans(self) -> list[tuple[int, int | None]]:
-        """Begin and end of each reasoning region in the reply, delimiters included, in characters; the end is None while it is open."""
+        """Begin and end of each reasoning text in the reply, with its delimiters, in characters. The end is None if the
+        reasoning is still open."""
         is_open = [(self._reasoning_begin, None)] * self.is_reasoning
         return [(max(0, begin), end) for begin, end in self._past_reasoning + is_open if end is None or end > 0]
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether reasoning has been opened or closed: chat templates may do either, or both, to suppress it."""
+        """Whether reasoning has been opened or closed, in the prompt or in the reply. Chat templates suppress reasoning
+        by either or both."""
         return self._is_closed_by_prompt or self._parts[Reasoning].is_used
 
     def _run(self, at_end: bool) -> list[Event]:
@@ -112,11 +116,12 @@ class ReplyParser:
         return events
 
     def _step(self, at_end: bool) -> bool:
-        """Decide on some text of the window; False if more text is needed."""
+        """Parse some text of the window. Returns False if more text is needed."""
         return not self._is_over and (self._read_text(at_end) if self._call is None else self._read_call(at_end))
 
     def _forget_text(self) -> None:
-        """Drop decided text except one character, by which patterns know that this is not the beginning."""
+        """Drop parsed text, except one character, by which patterns recognize that they are not at the beginning of a
+        text."""
         if (cut := self._begin - 1) > 0:
             self._text = self._text[cut:]
             self._begin, self._end = 1, self._end - cut
@@ -163,7 +168,7 @@ class ReplyParser:
         return True
 
     def _watched(self) -> list[tuple[bool, Field]]:
-        """Delimiters that may come next: whether each is a closing delimiter, and its field."""
+        """Delimiters that may come next, as (whether it is a closing one, its field)."""
         current = self._field
         closes = [(True, current)] if current is not None and current.close is not None else []
         if current is not self._template.leftover:
@@ -184,7 +189,8 @@ class ReplyParser:
         self._move(end)
 
     def _call_at(self, position: int, at_end: bool) -> bool:
-        """Begin a call at ``position``, which ends unclosed reasoning; without a call there, close the reasoning.
+        """Begin a call at ``position``, which ends reasoning that was not closed. If there is no call, the reasoning
+        ends there.
 
         Returns False if more text is needed to decide.
         """
@@ -208,7 +214,7 @@ class ReplyParser:
             self._passed.clear()
 
     def _leave(self, end: int, next_field: Field | None) -> None:
-        """End the current region at ``end``, and begin one of ``next_field``."""
+        """End the current field at ``end``, and begin ``next_field``."""
         if self.is_reasoning:
             self._past_reasoning.append((self._reasoning_begin, self._num_forgotten + end))
         self._reasoning_begin = self._num_forgotten + end
@@ -220,7 +226,7 @@ class ReplyParser:
             part.open(next_field)
 
     def _write(self, end: int) -> None:
-        """Add the text up to ``end`` to the current region."""
+        """Add the text up to ``end`` to the current field."""
         text = self._text[self._begin : end]
         if text and (part := self._part(self._field)):
             self._tell(part.write(text, self._field))
@@ -259,7 +265,7 @@ class ReplyParser:
         return self._end_call(self._end, self._end) if is_json or close is None else self._fail(self._end)
 
     def _end_cut_call(self) -> bool:
-        """End a truncated reply inside a call."""
+        """Handle a truncated reply that ends inside a call."""
         call, end = self._call, self._end
         if call.field.close is not None and not call.is_json:
             end = call.field.close.pending(self._text, call.begin, end)
@@ -282,7 +288,7 @@ class ReplyParser:
         return True
 
     def _add_calls(self, calls: list[ToolCall], end: int) -> None:
-        """Report the calls of the open region, and continue after it."""
+        """Emit the calls of the current field, and continue after it."""
         begin, self._call = self._call.match.begin, None
         self._leave(begin, self._template.leftover)
         self._move(end)
@@ -291,9 +297,11 @@ class ReplyParser:
         self._events += calls
 
     def _fail(self, end: int) -> bool:
-        """Treat the call as text of the region in which it began; another call may begin inside it.
+        """Treat the text of a call that is not valid as text of the field in which it began. Another call may begin
+        inside it.
 
-        Of the calls that begin inside it only the last can be complete: the delimiter that ended this call would have ended the earlier ones.
+        If several calls begin inside it, only the last one can be complete: the delimiter that ended this call would
+        have ended each earlier one.
         """
         call, self._call = self._call, None
         self._no_calls_before = max(call.match.end, call.match.begin + 1)
@@ -312,7 +320,7 @@ class ReplyParser:
 
 
 def _has_closing(template: ResponseTemplate, prompt: str) -> bool:
-    """Whether a prompt contains the closing delimiter of reasoning."""
+    """Whether a prompt contains the delimiter that closes reasoning."""
     close = template.reasoning and template.reasoning.close
     match = close.find(prompt, 0, len(prompt)) if close else None
     return match is not None and not is_empty(match)

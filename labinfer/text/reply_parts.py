@@ -1,4 +1,4 @@
-"""Parts of a reply: pieces of reasoning and content, whole tool calls, and how pieces of text are joined."""
+"""Parts of a parsed reply: pieces of reasoning and content, and whole tool calls; and how pieces of text are joined."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from labinfer.text.response_template import Field
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A piece of the reasoning."""
+    """A piece of a reply's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of the answer's content."""
+    """A piece of a reply's content."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool call."""
+    """A tool call in a reply."""
 
     id: str
     name: str
     arguments: str
-    """JSON text of an object, maybe truncated."""
+    """JSON text of an object; truncated if the reply was truncated."""
     closing: str = ""
-    """Text that completes ``arguments``; empty if they are complete."""
+    """JSON text that would complete ``arguments``; empty if they are complete."""
 
 
 Event = Reasoning | Content | ToolCall
@@ -38,7 +38,7 @@ Event = Reasoning | Content | ToolCall
 
 @dataclass(frozen=True)
 class Reply:
-    """A complete reply."""
+    """A complete reply: reasoning, content and tool calls."""
 
     reasoning: str
     content: str
@@ -46,7 +46,7 @@ class Reply:
 
 
 def join_events(events: list[Event]) -> Reply:
-    """The reply that consists of ``events``."""
+    """Join the events of a reply."""
     texts: dict[type, list[str]] = {Reasoning: [], Content: []}
     for event in events:
         if not isinstance(event, ToolCall):
@@ -57,17 +57,18 @@ def join_events(events: list[Event]) -> Reply:
 
 @dataclass(kw_only=True)
 class ReplyText:
-    """Text of one kind, from one or several regions. White space at the edges of regions is held back until it is known to stay."""
+    """The reasoning or the content of a reply, which may come in several pieces. White space at the ends of a piece is
+    held back until it is known whether it is kept."""
 
     kind: type[Reasoning] | type[Content]
     is_first: bool
-    """Whether no delimiter has come before this text: its leading white space stays."""
+    """Whether no delimiter precedes this text in the reply; if so, its leading white space is kept."""
     is_used: bool = False
-    """Whether a delimiter has opened a region of this kind."""
+    """Whether a delimiter has opened a field of this kind."""
     blank: str = ""
     has_text: bool = False
     is_fresh: bool = True
-    """Whether the current region has no text yet."""
+    """Whether the current field has no text yet."""
 
     def open(self, field: Field) -> None:
         self.blank, self.is_fresh = "", True
@@ -96,5 +97,5 @@ class ReplyText:
         return self.kind(blank) if blank else None
 
     def forget(self) -> None:
-        """Forget the text so far, which belongs to the prompt."""
+        """Forget the text so far, as it belongs to the prompt rather than to the reply."""
         self.blank, self.has_text = "", False

@@ -1,4 +1,4 @@
-"""ReplyReader: splits a streamed answer into reasoning, tool calls and content, for every API."""
+"""ReplyReader: splits a streamed answer into reasoning, tool calls and content; used by all APIs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from labinfer.text.tools import ToolUse
 
 
 class ReplyReader:
-    """Reads the text of one answer incrementally.
+    """Parses the text of one answer as it streams in.
 
     Args:
-        tokenizer: None if the checkpoint has none; answers then have no text.
-        prompt_token_ids: prompt of the conversation.
+        tokenizer: the checkpoint's tokenizer; None if it has none, in which case answers have no text.
+        prompt_token_ids: token ids of the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, prompt_token_ids: list[int], tool_use: ToolUse):
@@ -28,11 +28,12 @@ class ReplyReader:
         """Tool calls so far."""
 
     def read(self, text: str, finish_reason: str | None) -> list[Event]:
-        """Take a piece of the answer. Returns the events that it completes; the last piece completes all events.
+        """Parse the next piece of the answer. Returns the events that it completes; the last piece completes all of
+        them.
 
         Args:
-            finish_reason: the engine's finish reason with the last piece, else None. With ``length`` the answer is truncated: an open
-                call is reported with its arguments so far.
+            finish_reason: the engine's finish reason if this is the last piece, otherwise None. With ``length`` the
+                answer is truncated: an incomplete tool call is returned with the arguments that have arrived.
         """
         if self._parser is None:
             return [Content(text)] if text else []
@@ -43,12 +44,12 @@ class ReplyReader:
         return events
 
     def finish_reason(self, reason: str) -> str:
-        """Finish reason for the API, from the engine's ``reason``: ``stop`` becomes ``tool_calls`` (or ``function_call``) if the answer
-        has calls."""
+        """Convert the engine's finish ``reason`` to the API's: ``stop`` becomes ``tool_calls`` (or ``function_call``)
+        if the answer has tool calls."""
         if not self.num_calls or reason != "stop":
             return reason
         return "function_call" if self.has_functions else "tool_calls"
 
     def num_reasoning_tokens(self, token_ids: list[int]) -> int:
-        """Number of reasoning tokens in ``token_ids``, the answer so far; delimiters count."""
+        """Number of reasoning tokens, including delimiters, in ``token_ids``: all tokens of the answer so far."""
         return 0 if self._parser is None else self._reasoning_tokens.count(self._parser, token_ids)

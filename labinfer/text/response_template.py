@@ -1,4 +1,4 @@
-"""ResponseTemplate: which parts of a reply are reasoning, tool calls and content, in Transformers' format.
+"""ResponseTemplate: splits replies into reasoning, tool calls and content; in Transformers' format.
 
 A template (Transformers' documentation, "Response parsing") names fields. Each field has the delimiters of its text, and
 the kind of that text. A field without an opening delimiter takes the remaining text:
@@ -18,7 +18,7 @@ from labinfer.text.delimiters import Delimiter, LiteralDelimiter, Match, Pattern
 from labinfer.text.region_values import check_arguments, check_transform
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names of the reasoning field in chat templates."""
+"""Names that the field for reasoning has in various chat templates."""
 CALLS_FIELD = "tool_calls"
 TEMPLATE_KEYS = {
     "version": int,
@@ -44,22 +44,22 @@ FIELD_KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A field of a template."""
+    """A field of a response template, such as the reasoning or the tool calls."""
 
     name: str
     open: Delimiter | None
-    """Opening delimiter; None for the field of the remaining text."""
+    """Opening delimiter. None for the field that takes all text outside of the other fields."""
     close: Delimiter | None
-    """Closing delimiter; None if the field extends to the end of the reply."""
+    """Closing delimiter. None if the field extends to the end of the reply."""
     content: str
-    """See ``region_values.CONTENTS``."""
+    """Kind of the field's content; see ``region_values.CONTENTS``."""
     arguments: dict[str, Any]
     join: str
-    """Text between several regions of this field."""
+    """Text that joins several pieces of this field."""
     transform: Any
-    """JSON value with placeholders for the parsed value; None to return the parsed value itself."""
+    """JSON value in which placeholders stand for parts of the parsed value; None if the parsed value itself is used."""
     transform_each: bool
-    """Whether the value is a list, each of whose elements is transformed."""
+    """Whether the parsed value is a list, each element of which is transformed."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -71,7 +71,7 @@ class Field:
 
     @property
     def strips(self) -> bool:
-        """Whether white space around the text is dropped."""
+        """Whether white space around the field's text is dropped."""
         return bool(self.arguments.get("strip", True))
 
 
@@ -79,7 +79,7 @@ class Field:
 class ResponseTemplate:
     """A parsed template.
 
-    ``start`` precedes the reply, in the prompt.
+    ``start`` is the delimiter in the prompt after which the reply begins.
     """
 
     start: Delimiter
@@ -108,16 +108,17 @@ class ResponseTemplate:
 
     @property
     def leftover(self) -> Field | None:
-        """The field of the remaining text; None if that text is dropped."""
+        """The field that takes all text outside of the other fields. None if that text is dropped."""
         return next((field for field in self.fields if field.open is None), None)
 
     @property
     def reasoning(self) -> Field | None:
-        """The reasoning field."""
+        """The field for reasoning; None if the template has none."""
         return next((field for field in self.fields if field.is_reasoning), None)
 
     def after_start(self, prompt: str) -> str | None:
-        """The end of a prompt that belongs to the reply: the text after the last start delimiter. None without a start delimiter."""
+        """The part of a prompt that already belongs to the reply: the text after the last start delimiter. None if
+        there is no start delimiter."""
         begin, match = None, self.start.find(prompt, 0, len(prompt))
         while match:
             begin = match.end
@@ -126,12 +127,12 @@ class ResponseTemplate:
 
 
 def literals(delimiter: Delimiter | None) -> list[str]:
-    """Literal texts of a delimiter; empty for a pattern."""
+    """Literal texts that a delimiter matches; empty for a pattern or no delimiter."""
     return delimiter.literals if isinstance(delimiter, LiteralDelimiter) else []
 
 
 def is_empty(match: Match) -> bool:
-    """Whether a match has length 0, as with a lookahead."""
+    """Whether a match has length 0, as of a pattern that is only a lookahead."""
     return match.begin == match.end
 
 

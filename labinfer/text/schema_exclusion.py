@@ -1,4 +1,4 @@
-"""SchemaExclusion: whether ``oneOf`` is equivalent to ``anyOf``, because no value matches two of its schemas."""
+"""SchemaExclusion: finds out whether ``oneOf`` is equivalent to ``anyOf``, because no value matches two of its schemas."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from itertools import combinations
 from typing import Any
 
 MAX_SCHEMAS = 64
-"""Maximum number of ``oneOf`` alternatives that are compared pairwise."""
+"""Maximum number of alternatives of ``oneOf`` that are compared, each with every other one."""
 MAX_STEPS = 8
-"""Maximum number of references to follow and of nested property levels to examine, per pair of schemas."""
+"""Maximum number of references that are followed, and of levels of properties that are examined, for each pair of
+schemas."""
 COMPARISONS_PER_BYTE = 4
-"""Comparison budget per byte of a schema: 64 alternatives with a discriminator need three. A comparison takes about 1 µs."""
+"""Maximum number of comparisons per byte of a schema. 64 alternatives with a discriminator need three. A comparison
+takes about 1 µs."""
 MIN_COMPARISONS = 64
 CHARACTERS_PER_COMPARISON = 16
-"""Characters of a reference, or values of an ``enum``, that cost as much as one comparison."""
+"""Number of characters of a reference, or of values of an ``enum``, that count as one comparison."""
 KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-"""JSON types by Python type; integers count as numbers."""
+"""JSON type for each Python type. Integers count as numbers."""
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """Fields of a schema that distinguish two alternatives."""
+    """The properties of a schema by which it is distinguished from another one."""
 
     schema: dict[str, Any]
     kinds: frozenset[str] | None
-    """JSON types that a value may have; None for any."""
+    """JSON types that the schema allows; None for any type."""
     values: frozenset[str] | None
-    """All permitted values, as JSON; None for any."""
+    """All values that the schema allows, as JSON; None for any value."""
     required: frozenset[str]
 
 
 class SchemaExclusion:
-    """Decides whether the alternatives of ``oneOf`` and ``anyOf`` in one schema exclude each other, in time linear in its length.
+    """Decides whether schemas exclude each other, that is, whether no value matches two of them. Takes time linear in
+    the length of the whole schema.
 
     Args:
         root: the whole schema, for references.
@@ -46,14 +49,15 @@ class SchemaExclusion:
         self._summaries: dict[int, _Summary] = {}  # by ``id`` of the schema, which the summary keeps alive
 
     def holds(self, schemas: list[Any]) -> bool:
-        """Whether certainly no value matches two of ``schemas``; False if that takes too long to decide."""
+        """Whether no value can match two of ``schemas``. False also if it takes too long to decide."""
         if len(schemas) > MAX_SCHEMAS:
             return False
         summaries = [self._summarize(schema) for schema in schemas]
         return all(self._exclude(first, second, MAX_STEPS) for first, second in combinations(summaries, 2))
 
     def _exclude(self, first: _Summary, second: _Summary, steps: int) -> bool:
-        """Whether no JSON value matches both schemas, because their types, their values, or a property that both require differ."""
+        """Whether no JSON value can match both schemas, because their types, their values, or a property that both
+        require differ."""
         self._num_left -= 1
         if self._num_left <= 0:
             return False
@@ -85,7 +89,8 @@ class SchemaExclusion:
         return summary
 
     def _resolve(self, schema: Any) -> dict[str, Any]:
-        """``schema`` with its references followed; an empty schema, which allows any value, if they cannot be resolved."""
+        """Follow the references of ``schema``. Returns an empty schema, which allows any value, if they cannot be
+        resolved."""
         for _ in range(MAX_STEPS):
             if not isinstance(schema, dict):
                 return {}
@@ -126,7 +131,7 @@ def _allowed(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """``value``, with 5 for 5.0."""
+    """Convert ``value`` to an int if it is a float without a fraction, such as 5.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

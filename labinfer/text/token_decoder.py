@@ -1,4 +1,4 @@
-"""TokenDecoder: incremental detokenization."""
+"""TokenDecoder: incremental conversion of token ids to text."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from labinfer.text.byte_rules import ByteRules
 from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
 MAX_INCOMPLETE = 3
-"""U+FFFD characters at the end of a text that further bytes may complete: a UTF-8 character has at most four bytes."""
+"""Maximum number of U+FFFD characters at the end of a text that further bytes may turn into a character: a UTF-8
+character has at most four bytes."""
 MAX_UNREAD_TOKENS = 64
-"""Tokens that are decoded repeatedly while the text ends in U+FFFD; after more tokens the text is final."""
+"""Maximum number of tokens that are decoded again and again because their text ends in U+FFFD; after that the text
+counts as final."""
 CONTEXT_TOKENS = 6
-"""Earlier tokens that ``ContextDecoder`` decodes with a new one, as its text can depend on its neighbours."""
+"""Number of earlier tokens that ``ContextDecoder`` decodes together with a new one, as the text of a token can depend
+on its neighbours."""
 
 
 class TokenDecoder(Protocol):
-    """The text of one sequence of tokens. The texts of ``add`` and ``finish``, joined, equal the text of ``decode``."""
+    """Converts one sequence of token ids to text. The results of ``add`` and ``finish``, joined, equal the result of
+    ``decode``."""
 
     def add(self, token_id: int) -> str:
-        """Text that becomes final with ``token_id``; whole characters only."""
+        """Add a token. Returns the text that becomes final by it, in whole characters only."""
 
     def finish(self) -> str:
-        """The rest of the text, with one U+FFFD per byte of an incomplete character."""
+        """End the sequence. Returns the remaining text, with one U+FFFD for each byte of an incomplete character."""
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of a whole sequence, if no token was added before."""
+        """Convert a whole sequence to text. For decoders to which no token was added."""
 
 
 class ByteDecoder:
-    """Decoder whose text depends only on the bytes of the tokens.
+    """Decoder for tokenizers whose text depends only on the bytes of the tokens.
 
     Args:
-        hidden: tokens that add no text.
-        inside: whether the tokens continue a text; if not, ``rules`` strip its beginning.
+        hidden: ids of tokens that add no text.
+        inside: whether the tokens continue an earlier text. If not, characters are stripped from the beginning as in
+            ``rules``.
     """
 
     def __init__(self, rules: ByteRules, hidden: Collection[int], inside: bool):
@@ -70,10 +75,10 @@ class ByteDecoder:
 
 
 class ContextDecoder:
-    """Decoder over a library that does not give the bytes of single tokens (WordPiece, BPE with suffixes).
+    """Decoder for libraries that do not give the bytes of single tokens (WordPiece, BPE with suffixes).
 
     Args:
-        decode: text of token ids.
+        decode: returns the text of token ids.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]):

@@ -1,4 +1,4 @@
-"""TokenOffsets: character offsets of tokens in their text."""
+"""TokenOffsets: the position in the text, in characters, at which each token begins."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 
 
 class TokenOffsets:
-    """Incremental character offsets of tokens.
+    """Counts the characters of tokens, to get the offset of each token in the text.
 
-    A token begins after the last character that is complete before it. All bytes of a character have the character's offset. An
-    undecodable byte counts as a character (U+FFFD).
+    The offset of a token is the number of characters that are complete before it. All bytes of one character have that
+    character's offset. An undecodable byte counts as a character (U+FFFD).
 
     Args:
-        tokenizer: None if the checkpoint has none; tokens then add no text.
+        tokenizer: the checkpoint's tokenizer; None if it has none, in which case tokens add no text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None):
@@ -23,10 +23,10 @@ class TokenOffsets:
         self._offset = 0
 
     def read_prompt(self, token_ids: list[int], text: str) -> tuple[list[str], list[int]]:
-        """Texts and offsets of the tokens of a prompt, at the start of the text.
+        """Texts and offsets of the tokens of a prompt, with which the text begins.
 
         Args:
-            text: the prompt. Special tokens advance the offset only if they are written in it.
+            text: text of the prompt. A special token counts only if its text is in it.
         """
         tokens, offsets, is_first = [], [], True
         for token_id in token_ids:
@@ -41,12 +41,12 @@ class TokenOffsets:
         return tokens, offsets
 
     def read(self, token_ids: list[int]) -> tuple[list[str], list[int]]:
-        """Texts and offsets of further tokens."""
+        """Texts and offsets of tokens that continue the text."""
         offsets: list[int] = []
         return [self._add(token_id, offsets) for token_id in token_ids], offsets
 
     def _add(self, token_id: int, offsets: list[int]) -> str:
-        """The text of the next token; appends its offset to ``offsets``."""
+        """Text of the next token. Its offset is appended to ``offsets``."""
         token = self._tokenizer.token_text(token_id) if self._tokenizer else unnamed_token(token_id)
         if not token.num_characters or token.bytes is None:
             offsets.append(self._offset)

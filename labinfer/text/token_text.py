@@ -1,4 +1,4 @@
-"""TokenText: the text and the bytes of a single token, as shown in log-probabilities."""
+"""TokenText: text and bytes of a single token, as logprobs show them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class TokenText:
     """Text and bytes of a single token."""
 
     token: str
-    """Text of the token; its name in the vocabulary if it adds no text."""
+    """Text of the token; if it adds no text, its vocabulary entry."""
     num_characters: int
-    """Characters that the token alone adds to a text."""
+    """Number of characters that the token adds to a text by itself."""
     bytes: tuple[int, ...] | None
-    """UTF-8 bytes of the token, maybe a part of a character; None if unknown."""
+    """UTF-8 bytes of the token, which may be only a part of a character; None if unknown."""
 
 
 def make_token_text(token_id: int, text: str, name: str | None, data: bytes | None) -> TokenText:
     """Text and bytes of a token.
 
     Args:
-        text: text that the token adds.
+        text: text that the token adds to other text.
         name: the token's entry in the vocabulary; None if it has none.
-        data: UTF-8 bytes of ``text``, maybe a part of a character; None if only the text is known.
+        data: UTF-8 bytes of the token, which may be only a part of a character; None if only the text is known.
     """
     token = text or name
     if not token:
@@ -36,5 +36,5 @@ def make_token_text(token_id: int, text: str, name: str | None, data: bytes | No
 
 
 def unnamed_token(token_id: int) -> TokenText:
-    """Text and bytes of a token without text and name."""
+    """Text and bytes of a token for which neither text nor vocabulary entry is known."""
     return TokenText(f"token_id:{token_id}", 0, None)

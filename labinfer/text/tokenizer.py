@@ -1,4 +1,4 @@
-"""Tokenizer: text ↔ token ids, by ``tokenizer.json`` (tokenizers library), ``tokenizer.model`` (SentencePiece) or a GGUF file."""
+"""Tokenizer: converts text to token ids and back, by ``tokenizer.json`` (tokenizers library), ``tokenizer.model`` (SentencePiece) or a GGUF file."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MAX_CACHED_TEXTS = 1 << 16
 """Maximum number of tokens whose `TokenText` is cached: log-probabilities mostly need a few thousand frequent tokens."""
 
 FIRST_PART = 8
-"""Size of the first tokenized prefix of a long text, in characters per allowed token; the prefix doubles until the text exceeds the
-limit or is complete."""
+"""Long texts are tokenized by prefixes: the first has this many characters per allowed token, and each further one
+twice the length, until there are too many tokens or the text is complete."""
 MARGIN = 2
-"""Multiple of the token limit above which a prefix's token count refuses the text: with common tokenizers, cutting a text changes only
-tokens beside the cut."""
+"""A text is refused if a prefix of it has more than this multiple of the allowed tokens. Cutting a text changes only
+tokens next to the cut, with common tokenizers."""
 
 UNKNOWN = "\U0010ffff"
-"""Character that no vocabulary has, except perhaps as bytes."""
+"""A character that is in no vocabulary, except perhaps as bytes."""
 
 MAX_PROMPT_PART = 256
-"""Tokens at the end of a prompt that are searched for the start of a reply."""
+"""Number of tokens at the end of a prompt in which the start of the reply is searched."""
 
 
 class Tokenizer:
-    """Text ↔ token ids of a checkpoint.
+    """The tokenizer of a checkpoint, with its chat template and the format of its replies.
 
     Args:
-        directory: of the checkpoint, or a GGUF file.
-        response_template: how to parse replies; see ``choose_format``.
+        directory: directory of the checkpoint, or path of a GGUF file.
+        response_template: format of chat replies; see ``choose_format``.
         chat_template: file that replaces the checkpoint's chat templates; empty for none.
 
     Raises:
@@ -76,7 +76,8 @@ class Tokenizer:
         return combined_digest(self.identity)
 
     def check_unchanged(self) -> None:
-        """Check that the tokenizer's files have not changed since they were read, before one is read again.
+        """Check that the tokenizer's files have not changed since they were read. Call it before another process reads
+        them.
 
         Raises:
             UserError: a file has changed, is new, or is gone.
@@ -86,7 +87,7 @@ class Tokenizer:
 
     @staticmethod
     def _open(directory: Path) -> tuple[TokenizerBackend, dict[str, Any]]:
-        """The backend, and the values of ``tokenizer_config.json``."""
+        """Open a tokenizer. Returns its backend, and the values of ``tokenizer_config.json``."""
         if is_gguf(directory):
             return read_gguf_tokenizer(directory)
         backend: TokenizerBackend
@@ -108,7 +109,8 @@ class Tokenizer:
 
     @property
     def json_file(self) -> Path | None:
-        """Path of the ``tokenizer.json`` or GGUF file that this tokenizer was read from; None for SentencePiece's."""
+        """Path of the ``tokenizer.json`` or GGUF file from which this tokenizer was read; None for a SentencePiece
+        model."""
         if not isinstance(self._backend, FastBackend):
             return None
         return self._directory if is_gguf(self._directory) else self._directory / "tokenizer.json"
@@ -119,13 +121,13 @@ class Tokenizer:
 
     @property
     def added_tokens(self) -> dict[str, int]:
-        """Ids of the tokens added to the learned vocabulary, by text; includes special tokens."""
+        """Ids of the tokens that were added to the learned vocabulary, by text. Special tokens are among them."""
         return self._backend.added_tokens
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest vocabulary entry (byte-level entries count bytes); ``sys.maxsize`` if the tokenizer maps any number
-        of unknown characters to one token, or drops some."""
+        """Number of characters of the longest vocabulary entry (bytes, for byte-level vocabularies). ``sys.maxsize`` if
+        the tokenizer may drop characters, or convert any number of unknown ones to one token."""
         longest = max((len(self._backend.name(token_id) or "") for token_id in range(self.vocab_size)), default=1)
         count = 4 * longest
         for character in (UNKNOWN, " "):
@@ -134,10 +136,11 @@ class Tokenizer:
         return longest
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Convert a text to token ids.
 
         Raises:
-            UserError: the text holds lone surrogates, as a broken command line or JSON may, or makes the library fail.
+            UserError: the text contains lone surrogates (from a broken command line or JSON), or the library fails on
+                it.
         """
         try:
             return self._backend.encode(text, add_special_tokens)
@@ -145,18 +148,22 @@ class Tokenizer:
             raise UserError(f"the text is not valid Unicode: {text!r:.60}") from None
 
     def check_length(self, text: str, max_tokens: int) -> None:
-        """Raises:
-        PromptTooLong: the text has more characters than ``max_tokens`` tokens can have.
+        """Check that a text may have at most ``max_tokens`` tokens, by its number of characters.
+
+        Raises:
+            PromptTooLong: the text has more characters than ``max_tokens`` tokens can have.
         """
         if FIRST_PART * max_tokens < len(text) > self.longest_token * max_tokens:
             problem = f"{len(text)} characters, and the model's tokens have at most {self.longest_token} each"
             raise PromptTooLong.for_context(max_tokens, f"your prompt has {problem}")
 
     def encode_within(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, of which at most ``max_tokens`` can be used. The work is bounded by ``max_tokens``, not by the text.
+        """Convert a text to token ids, if at most ``max_tokens`` of them can be used. The work is bounded by
+        ``max_tokens``, however long the text is.
 
         Raises:
-            PromptTooLong: the text has far more tokens. A text with a few more passes.
+            PromptTooLong: the text has far more than ``max_tokens`` tokens. (If it has only a few more, they are
+                returned.)
             UserError: see ``encode``.
         """
         self.check_length(text, max_tokens)
@@ -171,28 +178,29 @@ class Tokenizer:
         return self.encode(text, add_special_tokens)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of ``token_ids`` without special tokens; each undecodable byte becomes one U+FFFD, see ``Utf8Decoder``."""
+        """Convert token ids to text without special tokens. Each byte that cannot be decoded becomes one U+FFFD, see
+        ``Utf8Decoder``."""
         return self._backend.decoder().decode(token_ids)
 
     def further_decoder(self, with_special: bool = False) -> TokenDecoder:
-        """A decoder of tokens that continue a text: unlike ``decode`` it keeps a leading space of SentencePiece.
+        """Make a decoder for tokens that continue a text. Unlike ``decode``, it keeps SentencePiece's leading space.
 
         Args:
-            with_special: whether to show special tokens.
+            with_special: whether the text includes special tokens.
         """
         return self._backend.decoder(self._special_ids if with_special else (), inside=True)
 
     def reply_decoder(self, with_special: bool = False, inside: bool = False) -> TokenDecoder:
-        """A decoder of a chat reply. It shows the special tokens that delimit the reply's parts.
+        """Make a decoder for a chat reply. Its text includes the special tokens that delimit reasoning and tool calls.
 
         Args:
-            with_special: whether to show all other special tokens, too.
+            with_special: whether the text includes all other special tokens, too.
             inside: whether the reply continues a message; see ``further_decoder``.
         """
         return self._backend.decoder(self._special_ids if with_special else self._delimiters, inside)
 
     def reply_parser(self, prompt_token_ids: list[int], tools: list[dict], parallel: bool = True) -> ReplyParser | None:
-        """A parser of the reply to a prompt; None if replies are plain content.
+        """Make a parser for the reply to a prompt; None if all text of replies is content.
 
         Args:
             tools: offered tools, in the form of chat templates.
@@ -204,7 +212,7 @@ class Tokenizer:
         return self.reply_format.parser(prompt, tools, parallel)
 
     def token_text(self, token_id: int) -> TokenText:
-        """Text and bytes of a token inside a text."""
+        """Text and bytes of a token that is not the first of a text."""
         return self._cached_text(token_id)
 
     def _make_token_text(self, token_id: int) -> TokenText:
@@ -217,7 +225,8 @@ class Tokenizer:
         tools: list[dict] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation up to the start of the assistant's answer; see ``render_chat``."""
+        """Render a conversation up to the start of the assistant's answer, and convert it to token ids; see
+        ``render_chat``."""
         return self.encode(self.render_chat(messages, tools, template_kwargs), add_special_tokens=False)
 
     def render_chat(
@@ -227,7 +236,7 @@ class Tokenizer:
         template_kwargs: dict[str, Any] | None = None,
         ending: Ending = "before answer",
     ) -> str:
-        """Text of a conversation; see ``ChatTemplate.render``.
+        """Render a conversation to text; see ``ChatTemplate.render``.
 
         Raises:
             UserError: there is no chat template, or it refuses these messages, tools or variables.
@@ -241,7 +250,7 @@ class Tokenizer:
         return template.render(messages, tools, template_kwargs, ending)
 
     def template_reads(self, name: str, tools: list[dict] | None = None) -> bool:
-        """Whether the chat template reads a variable of this name.
+        """Whether the chat template reads a variable with this name.
 
         Raises:
             UserError: there is no chat template.
@@ -250,7 +259,7 @@ class Tokenizer:
 
     @property
     def may_think(self) -> bool:
-        """Whether the chat template contains the reply format's reasoning delimiters, so the model was trained to reason."""
+        """Whether the model was trained to reason: its chat template contains the delimiters of reasoning."""
         if self.reply_format is None or self.reply_format.reasoning is None or self._template is None:
             return False
         reasoning = self.reply_format.reasoning
@@ -269,11 +278,12 @@ class Tokenizer:
 def _load_templates(
     directory: Path, config: dict[str, Any], response_template: str, chat_template: str, *, named_tokens: dict[str, str]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None, ReplyFormat | None]:
-    """The chat template, the template for conversations with tools if the checkpoint has one, and the reply format.
+    """Load the chat template, the template for conversations with tools (None if the checkpoint has none of its own),
+    and the reply format.
 
     Args:
         config: the values of ``tokenizer_config.json``.
-        named_tokens: texts of ``bos_token`` and the like, overridden by the checkpoint's files.
+        named_tokens: texts of ``bos_token`` and similar tokens; the checkpoint's files take precedence.
     """
     source = config.get("chat_template")
     if chat_template:

@@ -17,28 +17,30 @@ from labinfer.text.tokenizer_patterns import check_patterns
 from labinfer.weights.json_file import read_optional
 
 SPACE = "▁"
-"""SentencePiece's character for a space."""
+"""Character by which SentencePiece represents a space."""
 
 
 class TokenizerBackend(Protocol):
-    """A tokenizer library behind the interface that ``Tokenizer`` needs."""
+    """Interface of ``Tokenizer`` to a tokenizer library."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
+        """Convert a text to token ids."""
 
     def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
-        """A decoder of one sequence of token ids.
+        """Make a decoder for one sequence of token ids.
 
         Args:
-            shown: special tokens that add text; the others add none.
-            inside: whether the tokens continue a text; if not, the space that the library adds before every text is dropped.
+            shown: ids of special tokens that add text; all other special tokens add none.
+            inside: whether the tokens continue an earlier text. If not, the space that the library adds before every
+                text is removed.
         """
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 bytes of a token inside a text, maybe a part of a character; None if the library gives only texts."""
+        """UTF-8 bytes of a token that is not the first of a text; they may be only a part of a character. None if the
+        library gives only texts."""
 
     def name(self, token_id: int) -> str | None:
-        """The token's entry in the vocabulary; None if it has none."""
+        """Vocabulary entry of a token; None if it has none."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -48,14 +50,14 @@ class TokenizerBackend(Protocol):
     def special_tokens(self) -> dict[str, int]: ...
     @property
     def named_tokens(self) -> dict[str, str]:
-        """Texts of ``bos_token`` and the like, if the vocabulary itself defines them."""
+        """Texts of ``bos_token`` and similar tokens, if the vocabulary itself defines them."""
 
 
 class FastBackend:
-    """``tokenizer.json`` (Hugging Face tokenizers).
+    """Backend for ``tokenizer.json`` (Hugging Face tokenizers).
 
     Args:
-        source: contents of a ``tokenizer.json`` if ``path`` is another file.
+        source: contents of a ``tokenizer.json``, if ``path`` is a file of another kind.
     """
 
     def __init__(self, path: Path, source: str = ""):
@@ -82,7 +84,8 @@ class FastBackend:
         self._letter = self._find_letter() if self._rules is None else None
 
     def _find_letter(self) -> int | None:
-        """Id of a letter's token: tokens decoded after it get their text inside a text. None if that makes no difference."""
+        """Id of a token that is a single letter. If such a token precedes others, the library decodes them as inside a
+        text. None if that makes no difference."""
         space = self._tokenizer.token_to_id(SPACE)
         if space is None or self._decode([space]):
             return None
@@ -106,7 +109,7 @@ class FastBackend:
         return self._rules.token_bytes(token_id) if self._rules else None
 
     def _decode(self, token_ids: list[int], inside: bool = False) -> str:
-        """Text of ``token_ids`` by the library, special tokens included."""
+        """Decode ``token_ids`` by the library, including special tokens."""
         if not token_ids:
             return ""  # some decoders fail on an empty list
         if inside and self._letter is not None:
@@ -125,7 +128,8 @@ class FastBackend:
 
 
 def _refusal(error: BaseException, given: str) -> BaseException:
-    """A ``UserError`` for a panic of the Rust library, or an exception that is not about the argument's type; otherwise ``error``.
+    """Error to raise for an exception of the library: a ``UserError`` for a panic in Rust, or for an exception that is
+    not about the type of the argument; otherwise ``error`` itself.
 
     Args:
         given: description of the library's input.
@@ -136,20 +140,21 @@ def _refusal(error: BaseException, given: str) -> BaseException:
 
 
 GUARD = "\ue000"
-"""Character in no vocabulary: after it SentencePiece neither adds nor drops a leading space."""
+"""Character that is in no vocabulary. After it, SentencePiece neither adds nor drops a leading space."""
 
 
 class SentencePieceBackend:
-    """``tokenizer.model`` (SentencePiece), with the beginning-of-sequence token Llama expects.
+    """Backend for ``tokenizer.model`` (SentencePiece).
 
-    SentencePiece itself encodes special tokens as plain characters. This backend finds control symbols, and tokens added by the
-    checkpoint, in the text, as chat templates write them. Text after such a token gets no extra leading space, unless the checkpoint
-    sets ``legacy``. Its config also says whether a text gets a leading space (``add_prefix_space``), the beginning-of-sequence token
-    (``add_bos_token``) and the end-of-sequence token (``add_eos_token``).
+    SentencePiece itself encodes the text of special tokens like any other text. This backend recognizes control
+    symbols, and tokens that the checkpoint adds, as chat templates write them. Text after such a token gets no extra
+    leading space, unless the checkpoint sets ``legacy``. Its config also says whether a text gets a leading space
+    (``add_prefix_space``), the beginning-of-sequence token (``add_bos_token``) and the end-of-sequence token
+    (``add_eos_token``).
 
     Args:
-        model: contents of a ``tokenizer.model`` if ``path`` is another file.
-        config: values of ``tokenizer_config.json``; by default read from beside ``path``.
+        model: contents of a ``tokenizer.model``, if ``path`` is a file of another kind.
+        config: values of ``tokenizer_config.json``; by default those of the file in the same directory as ``path``.
     """
 
     def __init__(self, path: Path, model: bytes = b"", config: dict[str, Any] | None = None):
@@ -214,7 +219,7 @@ class SentencePieceBackend:
         return piece.replace(SPACE, " ").encode()
 
     def _drops_space(self) -> bool:
-        """Whether decoding drops the leading space of the first piece."""
+        """Whether decoding removes the leading space of the first piece."""
         for token_id in range(self._processor.get_piece_size()):
             if token_id not in self._names and self._processor.id_to_piece(token_id).startswith(SPACE):
                 return not self._processor.decode([token_id]).startswith(" ")
@@ -231,7 +236,8 @@ class SentencePieceBackend:
 
 
 def _added_tokens(path: Path, later: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """Text, id and special flag of each token that a checkpoint adds to SentencePiece's vocabulary.
+    """Iterate over the tokens that a checkpoint adds to SentencePiece's vocabulary: text, id, and whether the token is
+    special.
 
     Args:
         path: path of the SentencePiece model.

@@ -1,8 +1,9 @@
 """check_patterns: refuses regular expressions of tokenizers that may backtrack catastrophically.
 
-The tokenizers library matches by backtracking, without a limit, in a call that cannot be interrupted. A repeated group that matches
-a text in several ways, as in ``(a+)+``, takes exponential time. No known tokenizer has one. Repeated alternatives of fixed length
-that begin with different letters are harmless: ``(?:\\r\\n|\\n)+`` matches a text in one way only.
+The tokenizers library matches patterns by backtracking without a limit, in calls that cannot be interrupted. A repeated
+group that matches a text in several ways, as in ``(a+)+``, takes exponential time. No known tokenizer has such a group.
+Repeated alternatives of fixed length that begin with different letters are harmless: ``(?:\\r\\n|\\n)+`` matches a text in
+one way only.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 MAX_PATTERN = 1 << 14
 """Maximum characters of a pattern."""
 MAX_REPEATS = 3
-"""Maximum unbounded repetitions in a sequence: each may add a factor of the text length to the matching time."""
+"""Maximum number of unbounded repetitions in a sequence: each may multiply the matching time by the length of the text."""
 _PART = re.compile(
     r"""(?P<escape>\\(?:[pPuxgkN]\{[^}]*\}|.))|(?P<open>\((?:\?(?:[a-zA-Z-]*:|[=!>]|<[=!]|<\w+>|[a-zA-Z-]+\)))?)|(?P<close>\))"""
     r"""|(?P<or>\|)|(?P<class>\[)|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})[?+]?)|(?P<letter>.)""",
     re.DOTALL,
 )
 _NO_LETTERS = ".^$# \t\r\n\v\f"
-"""Characters that may have a special meaning, including white space, which a flag may make patterns ignore."""
+"""Characters that may have a special meaning in a pattern. White space is among them, as a flag may make patterns
+ignore it."""
 _ESCAPED = {r"\r": "\r", r"\n": "\n", r"\t": "\t"}
 
 
@@ -44,7 +46,7 @@ def check_patterns(component: Any) -> None:
 
 
 def _patterns(node: Any) -> Iterator[str]:
-    """All regular expressions in a component's JSON."""
+    """Iterate over all regular expressions in the JSON of a normalizer or pre-tokenizer."""
     if isinstance(node, dict):
         if isinstance(pattern := node.get("Regex"), str):
             yield pattern
@@ -55,7 +57,8 @@ def _patterns(node: Any) -> Iterator[str]:
 
 
 def _may_explode(pattern: str) -> bool:
-    """Whether ``pattern`` repeats a group that varies, or has too many repetitions in sequence."""
+    """Whether a pattern repeats a group that can match a text in several ways, or has too many repetitions in a
+    sequence."""
     position, groups = 0, [_PatternGroup()]
     inner: _PatternGroup | None = None  # the group just closed, to which a quantifier would apply
     while (part := _PART.match(pattern, position)) is not None:
@@ -90,7 +93,7 @@ def _may_explode(pattern: str) -> bool:
 
 
 class _PatternGroup:
-    """State of a group while the pattern is parsed."""
+    """State of a group of the pattern, while the pattern is parsed."""
 
     def __init__(self, is_apart: bool = False):
         self.is_apart = is_apart
@@ -104,7 +107,7 @@ class _PatternGroup:
         self._letters: list[str] = []  # first letter of each alternative, case-folded; empty for any other beginning
 
     def begin(self, part: re.Match[str]) -> None:
-        """Take the next part, which may start an alternative."""
+        """Handle the next part of the group; it may be the first of an alternative."""
         if self.has_begun or part["close"]:
             self.varies |= not self.has_begun and bool(self._letters)  # ``(a|)``
             return
@@ -116,7 +119,7 @@ class _PatternGroup:
 
 
 def _class_end(pattern: str, position: int) -> int:
-    """Position after a character class that has begun; classes may be nested."""
+    """Position after a character class whose opening bracket precedes ``position``. Classes may be nested."""
     depth = 1
     if pattern.startswith("^", position):
         position += 1

@@ -1,6 +1,7 @@
 """TokenizingProcess: a helper process that tokenizes long prompts.
 
-A library call cannot be interrupted and does not return its memory. A process can be killed, and returns all of it.
+A call of a tokenizer library cannot be interrupted, and keeps its memory. A process can be killed, and then frees all
+of its memory.
 """
 
 from __future__ import annotations
@@ -25,46 +26,48 @@ from labinfer.text.tokenizer import Tokenizer
 
 MODULE = "labinfer.text.tokenizing"
 TOKENIZE_SECONDS = 30.0
-"""Timeout for the prompts of a request."""
+"""Timeout in seconds for tokenizing the prompts of a request."""
 MAX_BYTES = 2 << 30
-"""Address space limit of the process."""
+"""Maximum address space of the helper process, in bytes."""
 
 
 class PromptText(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt before it is tokenized: a text, or a conversation for the chat template."""
+    """A prompt that is not tokenized yet: a text, or a conversation that the chat template turns into text."""
 
     text: str = ""
     add_special_tokens: bool = True
-    """Whether ``text`` gets the checkpoint's special tokens; a conversation has those of its template."""
+    """Whether ``text`` gets the special tokens that the checkpoint adds, such as BOS. A conversation has those of its
+    chat template."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
-    """Variables for the chat template. Like ``messages`` and ``tools``, in the form that chat templates take."""
+    """Variables of the chat template. They, ``messages`` and ``tools`` are in the form that chat templates take."""
     ending: Ending = "before answer"
-    """End of the conversation's text."""
+    """Where the text of the conversation ends."""
 
     def render(self, tokenizer: Tokenizer) -> str:
-        """The text that is tokenized; that of a conversation comes from the chat template."""
+        """Text of the prompt before tokenization; a conversation is rendered by the chat template."""
         if self.messages is None:
             return self.text
         return tokenizer.render_chat(self.messages, self.tools, self.template_kwargs, self.ending)
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
-        """Token ids; see ``Tokenizer.encode_within``."""
+        """Render and tokenize the prompt; see ``Tokenizer.encode_within``."""
         return self.encode_rendered(self.render(tokenizer), tokenizer, max_tokens)
 
     def encode_rendered(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
-        """Token ids of the result ``text`` of ``render``."""
+        """Tokenize ``text``, a result of ``render``."""
         return tokenizer.encode_within(text, max_tokens, self.add_special_tokens and self.messages is None)
 
 
 class TokenizingProcess:
-    """Client of the process, which starts with the first prompts, and again after it was killed.
+    """Client of the helper process that tokenizes prompts. The process is started for the first prompts, and again
+    after it was killed.
 
     Args:
         directory, response_template, chat_template: see ``Tokenizer``.
-        max_tokens: longest usable prompt, in tokens.
-        contents: expected ``Tokenizer.digest``; empty for any.
+        max_tokens: maximum length of a prompt, in tokens.
+        contents: ``Tokenizer.digest`` that the process must find; empty to accept any.
     """
 
     def __init__(
@@ -74,10 +77,10 @@ class TokenizingProcess:
         self._helper = HelperProcess(MODULE, argument, TOKENIZE_SECONDS)
 
     def encode(self, prompts: list[PromptText]) -> list[list[int]]:
-        """Token ids of prompts. Only one thread at a time may call this method.
+        """Tokenize prompts. Only one thread at a time may call this method.
 
         Raises:
-            PromptTooLong, UserError: see ``Tokenizer.encode_within``; or it takes too long or too much memory.
+            PromptTooLong, UserError: see ``Tokenizer.encode_within``; or tokenizing takes too much time or memory.
         """
         # Not msgspec: arguments of calls in messages may hold integers of any size, and lone surrogates.
         message = json.dumps([msgspec.structs.asdict(prompt) for prompt in prompts]).encode()
@@ -92,11 +95,11 @@ class TokenizingProcess:
         return answer.token_ids
 
     def end(self) -> None:
-        """Kill the process, and so abort an ``encode`` in another thread."""
+        """Kill the process; an ``encode`` that is running in another thread is aborted."""
         self._helper.end()
 
     def close(self) -> None:
-        """End the process if it runs; the next prompts start it again."""
+        """End the process if it is running. The next prompts start it again."""
         self._helper.close()
 
 
@@ -110,7 +113,7 @@ class _Answer(msgspec.Struct, array_like=True):
 
 
 def main(argument: str) -> None:
-    """Answer messages, each with the prompts of a request."""
+    """Run the helper process: each message contains the prompts of a request, and is answered with their token ids."""
     directory, response_template, chat_template, max_tokens, contents = json.loads(argument)
     tokenizer, problem = None, ""
     try:

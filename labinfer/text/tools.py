@@ -1,4 +1,4 @@
-"""ToolUse: the tools that a request offers to the model, and which of them it must call.
+"""ToolUse: the tools that a request offers to the model, and which of them the model must call.
 
 Names and meanings are OpenAI's (API reference, "Create chat completion": ``tools``, ``tool_choice``,
 ``parallel_tool_calls``, and ``tool_calls`` of messages).
@@ -17,23 +17,23 @@ from labinfer.text.json_schema import MAX_SCHEMA_BYTES, fit_schema, json_type
 
 MAX_TOOLS = 1024
 MAX_FORCED_CALLS = 8
-"""Maximum tool calls in an answer with forced calls."""
+"""Maximum number of tool calls in an answer whose tool calls are forced."""
 
 FunctionName = Annotated[
     str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")
 ]  # Python's $ allows a last line feed
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""llguidance's options for JSON in the format of ``json.dumps``, as models have seen calls in training."""
+"""Options by which llguidance writes JSON like ``json.dumps``, as tool calls were written in the models' training data."""
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema of an object; None for a function without parameters."""
+    """JSON schema of the object with all arguments; None for a function without parameters."""
     strict: bool | None = None
-    """True to refuse a schema that a grammar cannot fully enforce, if a call is forced."""
+    """True if an error is raised when a call is forced, and a grammar cannot fully enforce the schema."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,7 +57,7 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AllowedToolsChoice(
     msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
 ):
-    """A subset of the tools; the others are ignored."""
+    """Tool choice: a subset of the tools. The other tools are ignored."""
 
     allowed_tools: AllowedTools
 
@@ -71,7 +71,7 @@ FunctionChoice = Literal["none", "auto"] | NamedFunction
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str
     arguments: str | dict[str, Any]
-    """JSON text in OpenAI's form, or an object in the form of Hugging Face's templates."""
+    """Arguments of the call: JSON text (OpenAI's form), or an object (the form of Hugging Face's chat templates)."""
 
 
 class PastCall(msgspec.Struct, frozen=True):
@@ -82,8 +82,8 @@ class PastCall(msgspec.Struct, frozen=True):
     type: Literal["function"] = "function"
 
     def as_dict(self) -> dict[str, Any]:
-        """The call in the form of chat templates, with an object for arguments. Text that is no JSON object stays text; empty text
-        becomes an empty object."""
+        """The call in the form that chat templates take, with an object as arguments. Text that is not a JSON object
+        stays text; empty text becomes an empty object."""
         function = {"name": self.function.name, "arguments": _read_arguments(self.function.arguments)}
         return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": function}
 
@@ -92,18 +92,19 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a request that concern tools.
 
     Raises:
-        UserError: the fields are inconsistent, or the schema of a tool is no schema of an object.
+        UserError: the fields are inconsistent, or the parameters of a tool are not the schema of an object.
     """
 
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
-    """``none`` forbids calls, ``auto`` (the default) leaves them to the model, ``required`` forces one or more, and a named
-    tool forces its call."""
+    """Which tools the model calls: none with ``none``; those that it chooses with ``auto`` (the default); one or more
+    with ``required``; or the named tool."""
     parallel_tool_calls: bool | None = None
-    """False for at most one call."""
+    """False if an answer may have at most one call."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
-    """Deprecated form of ``tool_choice``, as ``functions`` is of ``tools``; allows one call in an answer."""
+    """Deprecated form of ``tool_choice``, for use with ``functions`` (the deprecated form of ``tools``). It allows one
+    call in an answer."""
 
     def __post_init__(self) -> None:
         if self.has_functions:
@@ -150,7 +151,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> ToolUse:
-        """Read the fields of this class from ``fields``; others are ignored.
+        """Take the fields that concern tools out of ``fields``; all others are ignored.
 
         Raises:
             UserError: a field is invalid.
@@ -165,7 +166,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools in the form of chat templates; empty if ``tool_choice`` forbids calls."""
+        """The tools in the form that chat templates take; empty if ``tool_choice`` forbids calls."""
         if self.tool_choice == "none":
             return []
         offered = []
@@ -177,12 +178,12 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_functions(self) -> bool:
-        """Whether the request uses the deprecated fields, and gets its answer in their form."""
+        """Whether the request uses the deprecated fields. If so, its answer has the deprecated form, too."""
         return self.functions is not None or self.function_call is not None
 
     @property
     def is_forced(self) -> bool:
-        """Whether a tool call is required."""
+        """Whether ``tool_choice`` forces a tool call."""
         return isinstance(self.tool_choice, NamedTool) or self.tool_choice == "required"
 
     @property
@@ -191,7 +192,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.parallel_tool_calls is not False
 
     def check_schemas(self) -> list[str]:
-        """Schema parts that forced calls do not enforce, in words.
+        """Check the schemas of tools whose calls are forced. Returns a description of the parts that are not enforced.
 
         Raises:
             UserError: a function is strict and no grammar can enforce its schema, or the schemas together are too long.
@@ -210,7 +211,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def forced_functions(self) -> tuple[list[Function], bool]:
-        """The functions of which one must be called, and whether several calls are allowed."""
+        """The functions among which the model must call one, and whether it may call several."""
         functions = [tool.function for tool in self.tools or []]
         if isinstance(self.tool_choice, NamedTool):
             return [function for function in functions if function.name == self.tool_choice.function.name], False
@@ -218,10 +219,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def parameters_schema(function: Function, left_out: list[str] | None = None) -> dict[str, Any]:
-    """The schema of a function's arguments as a grammar can enforce it, with llguidance's options.
+    """Schema of a function's arguments, reduced to what a grammar can enforce, with llguidance's options.
 
     Args:
-        left_out: receives a sentence if parts of the schema are left out.
+        left_out: list to which a sentence is added if parts of the schema are left out.
 
     Raises:
         UserError: the function is strict, and no grammar can enforce its schema.
