@@ -80,6 +80,7 @@ def load(
     on_progress: OnProgress = lambda done, total: None,
     *,
     target: Target | None = None,
+    only_ready: bool = False,
 ) -> ctypes.CDLL:
     """Load the library of the C++ files in ``sources``: a prebuilt one, if it was made from equal files and this machine can run it, else
     one from ``cache``, which is compiled first if missing.
@@ -90,6 +91,7 @@ def load(
     Args:
         cache: folder of compiled libraries; None for ``default_cache()``.
         target: processor to compile for, which may be that of another machine; None for this machine's.
+        only_ready: whether to raise ``NoCompiler`` instead of compiling.
 
     Raises:
         NoCompiler: no compiler is available, it failed, or ``cache`` is full or belongs to another user.
@@ -113,6 +115,8 @@ def load(
         pass
     except Damaged as error:
         logger.warning("%s is ignored (%s); compiling again", path, error)
+    if only_ready:
+        raise NoCompiler(f"{path} is not compiled yet")
 
     def say_wait() -> None:
         logger.warning("another process is compiling %s; waiting for it for up to %d s", path, WAIT_LIMIT)

@@ -26,14 +26,15 @@ def build(
     on_progress: compiler.OnProgress = lambda done, total: None,
     *,
     target: Target | None = None,
+    only_ready: bool = False,
 ) -> ctypes.CDLL:
     """Compile and load the library for this machine, or for the processors of ``target``; see ``compiler.load``.
 
     Raises:
-        NoCompiler: there is no compiler, or it failed.
+        NoCompiler: there is no compiler, it failed, or ``only_ready`` and the library is not compiled yet.
         OSError: the library cannot be loaded.
     """
-    return compiler.load(NAME, SOURCES, cache, FLAGS, on_progress, target=target)
+    return compiler.load(NAME, SOURCES, cache, FLAGS, on_progress, target=target, only_ready=only_ready)
 
 
 KERNELS = ("", "amx", "dot")

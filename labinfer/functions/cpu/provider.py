@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 from functools import partial
@@ -45,7 +46,8 @@ PANEL_FUNCTIONS = (*PRODUCTS, "paged_attention")
 
 
 class CpuProvider(Provider):
-    """C++ functions called through ctypes, compiled ahead of time or at the first run on a machine.
+    """C++ functions called through ctypes, compiled ahead of time or at the first run on a machine. On a rank with an accelerator they only
+    draw tokens, if they are compiled already.
 
     Args:
         compiled: the library, if it is already loaded.
@@ -61,9 +63,13 @@ class CpuProvider(Provider):
     def __init__(self, compiled: library.Library | None = None):
         self._library = compiled
         self._processor: str | None = None
+        self._host_library: library.Library | None = None
+        """The library on a rank with an accelerator, whose tokens are drawn on the host."""
 
     def prepare(self, device: torch.device, on_progress: compiler.OnProgress = lambda done, total: None) -> None:
         if device.type != "cpu":
+            with contextlib.suppress(compiler.NoCompiler, OSError):  # not compiled for this: that takes minutes
+                self._host_library = library.load(library.build(only_ready=True))
             return
         self._processor = compiler.processor()
         try:
@@ -72,6 +78,9 @@ class CpuProvider(Provider):
             logger.warning("%s; using the slower torch kernels", error)
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
+        if self._host_library is not None:
+            draws = {"sample": CpuSampling(self._host_library).sample_on_host}
+            registry.add_all(draws, name="host", dtypes=CpuSampling.dtypes, autotuned=False)
         if self._library is None:
             return
         quantized = CpuQuantized(self._library)

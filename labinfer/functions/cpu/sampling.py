@@ -51,6 +51,10 @@ class CpuSampling:
         self._argmax[logits_BV.dtype](logits_BV.data_ptr(), ids_B.data_ptr(), *logits_BV.shape, torch.get_num_threads())
         return ids_B
 
+    def sample_on_host(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
+        """``sample`` for the logits of an accelerator, by one copy of the drawn rows."""
+        return self.sample(*sampling.drawn_rows_on_host(logits_BV, draws))
+
     def sample(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         logits_BV = readable(logits_BV.contiguous())
         ids = (ctypes.c_int64 * len(draws))()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from labinfer.base.draw_params import DrawParams
@@ -37,9 +38,19 @@ def argmax(logits_BV: torch.Tensor) -> torch.Tensor:
 def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     """Token id of each draw: temperature, then the candidate filters, then Gumbel noise on the remaining logits, in float64.
 
-    If a row's largest logit is NaN or infinite, its token is returned without a random draw.
+    If a row's largest logit is NaN or infinite, its token is returned without a random draw. Rows of an accelerator are copied to
+    host memory first: a draw there would synchronize several times, and not every accelerator has float64.
     """
+    logits_BV, draws = drawn_rows_on_host(logits_BV, draws)
     return [_draw(logits_BV[draw.row], draw) for draw in draws]
+
+
+def drawn_rows_on_host(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, Sequence[Draw]]:
+    """The drawn rows in host memory, by one copy, and the draws with the numbers of these rows; logits of the CPU are returned unchanged."""
+    if logits_BV.device.type == "cpu" or not draws:
+        return logits_BV, draws
+    rows_RV = torch.stack([logits_BV[draw.row] for draw in draws])  # of views: an index tensor would be another copy
+    return rows_RV.cpu(), [msgspec.structs.replace(draw, row=index) for index, draw in enumerate(draws)]
 
 
 def _draw(logits_V: torch.Tensor, draw: Draw) -> int:

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labinfer.base.draw_params import DrawParams
+from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.cpu.sampling import CpuSampling
 from labinfer.functions.cuda import sampling as by_rows
 from labinfer.functions.draw import Draw
 from labinfer.functions.reference import sampling
+from labinfer.functions.reference.provider import ReferenceProvider
+from labinfer.launch.providers import make_registry
 from labinfer.native import compiler
 
 pytestmark = pytest.mark.skipif(
@@ -235,3 +238,15 @@ def test_rows_that_do_not_lie_one_after_another(cpu):
     assert torch.equal(cpu.argmax(logits_BV), logits_BV.argmax(-1))
     draws = [make_draw(row=row, position=1, seed=9) for row in (5, 0, 5)]
     assert cpu.sample(logits_BV, draws) == sampling.sample(logits_BV, draws)
+
+
+def test_tokens_of_accelerators_are_drawn_by_the_compiled_function(compiled_functions):
+    provider, device = CpuProvider(), torch.device("meta")
+    provider._host_library = compiled_functions
+    registry = make_registry([ReferenceProvider(), provider])
+    sample = registry.select(device, torch.float32).sample
+    logits, draws = torch.randn(3, 100), [make_draw(2, 5), make_draw(0, 6, 0.7, top_p=0.8)]
+    assert sample.__func__ is CpuSampling.sample_on_host
+    assert sample(logits, draws) == sampling.sample(logits, draws)
+    functions = {name for name, items in registry._candidates.items() if any(item.name == "host" for item in items)}
+    assert functions == {"sample"}

@@ -50,6 +50,15 @@ def test_library_is_built_once_and_another_source_makes_another(tmp_path, source
     assert [found.suffix for found in cache.iterdir()] == [".so"] * 3  # nothing unfinished is left
 
 
+def test_library_that_is_not_ready_is_not_compiled(tmp_path, sources):
+    cache = tmp_path / "cache"
+    with pytest.raises(compiler.NoCompiler, match="answer-.* is not compiled yet"):
+        compiler.load("answer", sources, cache, only_ready=True)
+    assert not [*cache.iterdir()]
+    library = compiler.load("answer", sources, cache)
+    assert compiler.load("answer", sources, cache, only_ready=True) is library
+
+
 def test_what_killed_compilations_left_is_removed_when_it_is_old(tmp_path, sources):
     old, young = (tmp_path / f"{compiler.COMPILING}{name}" for name in ("old", "young"))
     for folder in (old, young):
