@@ -44,14 +44,12 @@ class AttentionBatch:
             tables: block table of each sequence, exactly as long as its context needs.
         """
         table_ptr = list(accumulate(map(len, tables), initial=0))
+        parts = list(chain.from_iterable(tables)), row_ptr, context_lens, table_ptr
+        # One tensor for all parts is one copy to an accelerator.
+        tensors = int64_tensor(chain.from_iterable(parts), device).split([*map(len, parts)])
+        names = "tables_N", "row_ptr_B", "context_lens_B", "table_ptr_B"
         return cls(
-            row_ptr=row_ptr,
-            context_lens=context_lens,
-            table_ptr=table_ptr,
-            tables_N=int64_tensor(chain.from_iterable(tables), device),
-            row_ptr_B=int64_tensor(row_ptr, device),
-            context_lens_B=int64_tensor(context_lens, device),
-            table_ptr_B=int64_tensor(table_ptr, device),
+            row_ptr=row_ptr, context_lens=context_lens, table_ptr=table_ptr, **dict(zip(names, tensors, strict=True))
         )
 
     def has_single_rows(self, rows_T: torch.Tensor) -> bool:

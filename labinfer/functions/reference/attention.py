@@ -58,10 +58,13 @@ def attend(
     num_seen = context_len - first
     k_HSP = cache.keys.load(blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
     v_HSP = cache.values.load(blocks, q_THP.dtype)[offset : offset + num_seen].transpose(0, 1)
-    groups = heads.head_ptr.diff()
-    even = bool((groups == groups[0]).all())
+    groups = heads.head_ptr.diff().tolist()
+    even = len(set(groups)) == 1
     if not even:
-        k_HSP, v_HSP = (x_KSP.repeat_interleave(groups.to(q_THP.device), dim=0) for x_KSP in (k_HSP, v_HSP))
+        # of views: an accelerator would copy the counts in every layer
+        k_HSP, v_HSP = (
+            torch.cat([x_KSP[kv].expand(count, -1, -1) for kv, count in enumerate(groups)]) for x_KSP in (k_HSP, v_HSP)
+        )
     mask_TS = None
     if num_new > 1:
         mask_TS = torch.ones(num_new, num_seen, dtype=torch.bool, device=q_THP.device).tril(num_seen - num_new)

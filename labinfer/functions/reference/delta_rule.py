@@ -43,8 +43,8 @@ def delta_rule(
         part.unflatten(1, (-1, size)).float()
         for part, size in zip(qkv_TC.split((keys, keys, values), dim=1), (key_size, key_size, value_size), strict=True)
     )
-    q_THP = _l2_norm(q_TKP)[:, heads.key_heads_H] * key_size**-0.5
-    k_THP = _l2_norm(k_TKP)[:, heads.key_heads_H]
+    q_THP, k_THP = (_select_heads(_l2_norm(x_TKP), heads.key_heads_H) for x_TKP in (q_TKP, k_TKP))
+    q_THP = q_THP * key_size**-0.5
     b_TH, a_TH = gates_TG.float().chunk(2, dim=1)
     beta_TH, log_decay_TH = b_TH.sigmoid(), -heads.rate_H * F.softplus(a_TH + heads.bias_H)
     out_THP = qkv_TC.new_empty(v_THP.shape)
@@ -114,14 +114,22 @@ def _l2_norm(x_TKP: torch.Tensor) -> torch.Tensor:
     return x_TKP * torch.rsqrt(x_TKP.square().sum(dim=-1, keepdim=True) + L2_EPS)
 
 
+def _select_heads(x_TKP: torch.Tensor, key_heads_H: torch.Tensor) -> torch.Tensor:
+    """Key head of each value head: (T, K, P) → (T, H, P). ``key_heads_H`` is in host memory, so an accelerator would copy it as an index."""
+    return torch.stack([x_TKP[:, head] for head in key_heads_H.tolist()], dim=1)
+
+
 def _groups(state: torch.Tensor, batch: AttentionBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Batch the sequences by their number of new tokens: rows (B, N), state slots, and the states, with zeros for new sequences."""
     by_count: dict[int, list[int]] = {}
     for b, (begin, end) in enumerate(itertools.pairwise(batch.row_ptr)):
         by_count.setdefault(end - begin, []).append(b)
     for count, members in by_count.items():
-        b_B = torch.tensor(members, device=state.device)
-        rows_BN = batch.row_ptr_B[b_B].unsqueeze(1) + torch.arange(count, device=state.device)
-        slots_B, is_new_B = batch.state_slots_B[b_B], batch.context_lens_B[b_B] == count
+        if len(by_count) == 1:
+            rows_BN, part = batch.row_ptr_B[:-1].unsqueeze(1) + torch.arange(count, device=state.device), batch
+        else:
+            rows_R, part = batch.part(members)  # made once for all layers of a step
+            rows_BN = rows_R.view(-1, count)
+        slots_B, is_new_B = part.state_slots_B, part.context_lens_B == count
         before = state[slots_B].masked_fill(is_new_B.view(-1, *[1] * (state.dim() - 1)), 0)
         yield rows_BN, slots_B, before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import copy
 
 import torch
@@ -71,15 +72,20 @@ def experts(
     packed: ReferenceExperts = mlps.packed
     local_TA, activate, gate = expert_ids_TA - mlps.first, gelu_and_mul if mlps.gelu else silu_and_mul, mlps.gate
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
-    for index in local_TA.unique().tolist():
+    ids_N = local_TA.flatten()
+    order_N = ids_N.argsort(stable=True)
+    token_N, sorted_weights_N = order_N // local_TA.shape[1], weights_TA.flatten()[order_N]
+    counts, end = Counter(ids_N.tolist()), 0  # the only copy to the host
+    for index in sorted(counts):
+        begin, end = end, end + counts[index]
         if 0 <= index < packed.num_experts:
             gate_up, down = packed.pairs[index]
-            token, slot = torch.where(local_TA == index)
+            token = token_N[begin:end]
             products = packed.linear(x_TD[token], gate_up)
             middle = activate(products) if gate is None else gate.activate(products, index)
             part = packed.linear(middle, down).float()
             if gate is not None:
                 part = part + gate.down_ED[index, : part.shape[1]]
-            part = part * weights_TA[token, slot].unsqueeze(1)
+            part = part * sorted_weights_N[begin:end].unsqueeze(1)
             out_TD.index_add_(0, token, part)
     return out_TD.to(x_TD.dtype)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -140,7 +141,7 @@ def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(No
     whole = data.view(len(scales), -1, weight.group).float()
     zeros = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[outputs].float().unsqueeze(2)
     if weight.table:
-        whole, zeros = torch.tensor(TABLES[weight.table], dtype=torch.float32, device=whole.device)[whole.int()], 0
+        whole, zeros = _table_values(weight.table, whole.device)[whole.int()], 0
     if weight.minima is None:
         wide = (whole - zeros) * scales.unsqueeze(2)
     else:
@@ -165,13 +166,43 @@ def embedding(token_ids_T: torch.Tensor, table: QuantizedWeight, first: int) -> 
 
 
 def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows to ±127: integers as floats, and each row's scale. Rounds the exact product in float64, as an FMA does."""
+    """Quantize rows to ±127: integers as floats, and each row's scale. Rounds the exact product, as an FMA does."""
     peaks = rows.abs().amax(1, keepdim=True)
     factors = (
         torch.full_like(peaks, LARGEST_8) / peaks
     )  # torch computes number / tensor as number * reciprocal, which rounds twice
-    factors = torch.where(peaks > 0, factors, torch.zeros(()).to(peaks))
-    return (rows.double() * factors.double()).round().float(), peaks / LARGEST_8
+    factors = factors.masked_fill(~(peaks > 0), 0.0)  # rows of zeros, or with NaN
+    if rows.device.type == "cpu":
+        return (rows.double() * factors.double()).round().float(), peaks / LARGEST_8
+    return rounded_product(rows, factors), peaks / LARGEST_8  # not every accelerator has float64
+
+
+def rounded_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The exact products of float32 tensors, rounded to integers, ties to even, without float64.
+
+    The float32 product rounds to another integer than the exact one only if it is a tie. Then its rounding error decides, which
+    Dekker's algorithm computes exactly (1971, Numerische Mathematik 18, 224-242). Elements above 2**115 or products below 2**-100 round as
+    float32 does.
+    """
+    product = x * y
+    (x_high, x_low), (y_high, y_low) = _halves(x), _halves(y)
+    error = x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
+    rounded = product.round()
+    is_decided = ((product - rounded).abs() == 0.5) & (error.abs() > 0)
+    return torch.where(is_decided, product.floor() + (error > 0), rounded)
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two float32 tensors of 12 significant bits whose sum is ``x`` (Veltkamp's split)."""
+    large = x * 4097.0
+    high = large - (large - x)
+    return high, x - high
+
+
+@lru_cache(8)
+def _table_values(name: str, device: torch.device) -> torch.Tensor:
+    """Values of a code table, float32; copied to the device once."""
+    return torch.tensor(TABLES[name], dtype=torch.float32, device=device)
 
 
 def _peak(values: torch.Tensor) -> float:
@@ -187,5 +218,5 @@ def _unit(peak: float) -> float:
 
 
 def _whole(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    safe = torch.where(scales == 0, torch.ones(()).to(scales), scales)
+    safe = scales.masked_fill(scales == 0, 1.0)
     return (values / safe).round().clamp(LOWEST_4, HIGHEST_4)
