@@ -81,6 +81,10 @@ class Communicator(ABC):
         transports with device-specific libraries (such as NCCL); the default is host memory.
         """
 
+    def memory(self, peer: int) -> str:
+        """Device type of the memory that messages to and from ``peer`` are sent from; other tensors are copied to such memory."""
+        return "cpu"
+
     def advance(self) -> None:
         """Progress pending transfers, if the transport does so only inside calls. Called by a rank that waits for
         something else than a transfer."""
@@ -93,12 +97,12 @@ class Communicator(ABC):
     # Composed of the calls above; a transport may override them with something faster.
 
     def isend_after(self, header: bytes, tensor: torch.Tensor, dests: Sequence[int]) -> list[Handle]:
-        """Send ``header`` and a contiguous tensor as one uint8 message to each rank of ``dests``, asynchronously.
+        """Send ``header`` and a contiguous tensor as one uint8 message in host memory to each rank of ``dests``, asynchronously.
 
         Args:
             header: bytes whose length keeps the tensor's elements aligned.
         """
-        message = torch.empty(len(header) + tensor.nbytes, dtype=torch.uint8, device=tensor.device)
+        message = torch.empty(len(header) + tensor.nbytes, dtype=torch.uint8)
         message[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
         message[len(header) :].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return [self.isend(message, dest) for dest in dests]

@@ -1,7 +1,7 @@
 """PipelineCommunicator: activations from stage to stage, and results from the last stage to rank 0.
 
 Every message starts with its step id, which the receiver checks: a rank that is out of step fails at once instead of producing
-wrong tokens three layers later.
+wrong tokens three layers later. The step id of activations between accelerators is a message of its own in host memory.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ class Arrival:
     """Pending receive of a step's activations from the previous stage."""
 
     step_id: int
-    buffer: torch.Tensor
-    handle: Handle
+    header: torch.Tensor
+    """In host memory, so that checking it does not synchronize with an accelerator."""
+    hidden_TD: torch.Tensor
+    handles: tuple[Handle, ...]
     source: str
-    shape: tuple[int, int]
-    dtype: torch.dtype
+    device: torch.device
 
     def wait(self) -> torch.Tensor:
-        """Wait for the activations: (T, D), in the sender's dtype."""
-        self.handle.wait(f"the activations of step {self.step_id} from {self.source}")
-        _check_header(self.buffer, self.step_id, self.shape[0], self.source)
-        return self.buffer[HEADER_BYTES:].view(self.dtype).view(self.shape)
+        """Wait for the activations: (T, D), in the sender's dtype, on this rank's device."""
+        for handle in self.handles:
+            handle.wait(f"the activations of step {self.step_id} from {self.source}")
+        _check_header(self.header, self.step_id, len(self.hidden_TD), self.source)
+        return self.hidden_TD.to(self.device)
 
 
 class PipelineCommunicator:
@@ -48,7 +50,7 @@ class PipelineCommunicator:
 
     Args:
         comm: communicator for activations between all ranks, in device memory if possible.
-        host_comm: communicator for results between all ranks, in host memory.
+        host_comm: communicator for results between all ranks, and for headers of activations in device memory; in host memory.
         source: rank that sends activations to this one; None on the first stage.
         destinations: ranks that receive activations from this one; empty on the last stage, and for senders that a next stage with fewer
             TP ranks does not need.
@@ -81,15 +83,21 @@ class PipelineCommunicator:
         self, step_id: int, num_tokens: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Arrival:
         """Post the receive of a step's activations, ahead of their use."""
-        buffer = torch.empty(HEADER_BYTES + num_tokens * width * dtype.itemsize, dtype=torch.uint8, device=device)
-        handle = self._comm.irecv(buffer, self._source)
+        if self._comm.memory(self._source) != "cpu":
+            header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+            hidden_TD = torch.empty(num_tokens, width, dtype=dtype, device=device)
+            handles = self._host_comm.irecv(header, self._source), self._comm.irecv(hidden_TD, self._source)
+        else:
+            message = torch.empty(HEADER_BYTES + num_tokens * width * dtype.itemsize, dtype=torch.uint8)
+            header, hidden_TD = message[:HEADER_BYTES], message[HEADER_BYTES:].view(dtype).view(num_tokens, width)
+            handles = (self._comm.irecv(message, self._source),)
         return Arrival(
             step_id=step_id,
-            buffer=buffer,
-            handle=handle,
+            header=header,
+            hidden_TD=hidden_TD,
+            handles=handles,
             source=self._labels[self._source],
-            shape=(num_tokens, width),
-            dtype=dtype,
+            device=device,
         )
 
     def send_activations(self, step_id: int, hidden_TD: torch.Tensor) -> None:
@@ -97,10 +105,18 @@ class PipelineCommunicator:
         if not self._destinations:
             return
         header, hidden_TD = HEADER.pack(step_id, hidden_TD.shape[0]), hidden_TD.contiguous()
-        sends = self._comm.isend_after(header, hidden_TD, self._destinations)
-        for dest, send in zip(self._destinations, sends, strict=True):
-            self.bytes_sent[dest] += HEADER_BYTES + hidden_TD.nbytes
+        on_host = [dest for dest in self._destinations if self._comm.memory(dest) == "cpu"]
+        on_cards = [dest for dest in self._destinations if dest not in on_host]
+        sends = list(zip(on_host, self._comm.isend_after(header, hidden_TD, on_host), strict=True)) if on_host else []
+        if on_cards:  # where a header would be two copies that synchronize
+            kept_TD = hidden_TD.clone()  # the next step may overwrite ``hidden_TD`` before it is sent
+            host_header = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+            sends += [(dest, self._host_comm.isend(host_header, dest)) for dest in on_cards]
+            sends += [(dest, self._comm.isend(kept_TD, dest)) for dest in on_cards]
+        for dest, send in sends:
             self._sends.keep(send, f"{self._labels[dest]} to receive the activations of step {step_id}")
+        for dest in self._destinations:
+            self.bytes_sent[dest] += HEADER_BYTES + hidden_TD.nbytes
 
     def post_result(self, step_id: int, capacity: int) -> ResultArrival:
         """Rank 0: post the receive of a step's result of up to ``capacity`` bytes."""
@@ -152,8 +168,8 @@ class ResultArrival:
         return data[HEADER_BYTES : HEADER_BYTES + length]
 
 
-def _check_header(buffer: torch.Tensor, step_id: int, rows: int, source: str) -> None:
-    got_step, got_rows = buffer[:HEADER_BYTES].view(torch.int64).tolist()
+def _check_header(header: torch.Tensor, step_id: int, rows: int, source: str) -> None:
+    got_step, got_rows = header.view(torch.int64).tolist()
     if (got_step, got_rows) != (step_id, rows):
         raise StepMismatch(
             f"expected {rows} rows of step {step_id} from {source}, but got {got_rows} rows of step {got_step}"

@@ -25,6 +25,10 @@ class RoutedCommunicator(Communicator):
         self.name, self.progress = direct.name, host.progress
         self.polls = host.polls or direct.polls
 
+    def memory(self, peer: int) -> str:
+        comm, number = self._route(peer)
+        return comm.memory(number)
+
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:
         comm, number = self._route(dest)
         return comm.isend(tensor, number)

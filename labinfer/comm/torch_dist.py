@@ -121,6 +121,9 @@ class TorchCommunicator(Communicator):
                 ) from None
         return cls(progress, dist.group.WORLD, CPU)
 
+    def memory(self, peer: int) -> str:
+        return self._device.type
+
     def _reachable(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor if the backend can access it, otherwise a copy on the backend's device."""
         return tensor if tensor.device.type == self._device.type else tensor.to(self._device)
@@ -146,6 +149,8 @@ class TorchCommunicator(Communicator):
         if self.size == 1:
             return tensor
         wide = sum_dtype(tensor.dtype)
+        if self.name != "gloo" and self.size > 2 and tensor.dtype != wide:  # two tensors are rounded once anyway
+            return tensor.copy_(self.all_reduce(tensor.to(wide)))
         if self.name == "gloo" and (tensor.device.type != "cpu" or tensor.dtype != wide or not tensor.is_contiguous()):
             return tensor.copy_(self.all_reduce(tensor.to("cpu", wide).contiguous()))
         what = f"the sum over {self.members}"

@@ -13,6 +13,7 @@ from labinfer.base.errors import WaitTimeout
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
+from labinfer.comm.torch_dist import TorchCommunicator
 
 
 def test_all_reduce_sums_in_place_with_the_same_bits_everywhere():
@@ -188,3 +189,14 @@ def test_unlimited_wait_is_spelled_inf():
         return tensor.item()
 
     assert LocalCommunicator.run(2, work, timeout=0.05)[1] == 1.0
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, torch.bfloat16), (3, torch.float32), (5, torch.float32)])
+def test_vendor_library_sums_half_types_of_many_ranks_in_float32(size, dtype, monkeypatch):
+    """Such a library rounds each partial sum to the dtype of the tensor; two tensors have no partial sum."""
+    comm, given = TorchCommunicator.__new__(TorchCommunicator), []
+    comm.name, comm.size, comm.rank, comm.members, comm._group = "hccl", size, 0, name_ranks(range(size)), None
+    monkeypatch.setattr(comm, "_run", lambda begin, buffer, what: given.append(buffer.mul_(size)), raising=False)
+    tensor = torch.tensor([1.0 + 2**-7], dtype=torch.bfloat16)
+    assert comm.all_reduce(tensor) is tensor and [buffer.dtype for buffer in given] == [dtype]
+    assert tensor == (size * torch.tensor([1.0 + 2**-7])).bfloat16()

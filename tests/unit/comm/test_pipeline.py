@@ -47,6 +47,61 @@ def test_activations_arrive_as_they_were_sent(dtype):
     assert sent.dtype == dtype and torch.equal(sent, hidden_TD)
 
 
+class CardCommunicator(LocalCommunicator):
+    """Claims to send from device memory, and counts the messages."""
+
+    sent = 0
+
+    def memory(self, peer: int) -> str:
+        return "npu"
+
+    def isend(self, tensor, dest):
+        self.sent += 1
+        return super().isend(tensor, dest)
+
+
+def two_cards(first, last):
+    """``two_stages`` whose activations are sent from device memory; also the number of messages there."""
+
+    def work(host_comm):
+        comm = CardCommunicator(host_comm.progress, host_comm.rank, 2, host_comm._queues, ("cards", (0, 1)))
+        source, destinations = (None, [1]) if comm.rank == 0 else (0, [])
+        pipeline = PipelineCommunicator(
+            comm, host_comm, source=source, destinations=destinations, sampling_rank=1, labels=LABELS
+        )
+        result = (first if comm.rank == 0 else last)(pipeline)
+        return result, comm.sent
+
+    return LocalCommunicator.run(2, work, 10.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_headers_of_activations_between_cards_go_through_host_memory(dtype):
+    hidden_TD = torch.randn(3, 5).to(dtype)
+
+    def first(pipeline):
+        for step in range(3):
+            pipeline.send_activations(step, hidden_TD + step)
+        return pipeline.bytes_sent[1]
+
+    def last(pipeline):
+        arrivals = [pipeline.post_activations(step, 3, 5, dtype, CPU) for step in range(3)]
+        return [arrival.wait() for arrival in arrivals]
+
+    (num_bytes, on_cards), (arrived, _) = two_cards(first, last)
+    assert on_cards == 3 and num_bytes == 3 * (HEADER_BYTES + hidden_TD.nbytes)
+    for step, got_TD in enumerate(arrived):
+        assert got_TD.dtype == dtype and torch.equal(got_TD, hidden_TD + step)
+
+
+def test_activations_of_another_step_between_cards_are_refused():
+    with pytest.raises(StepMismatch, match="expected 2 rows of step 5 .* but got 2 rows of step 4"):
+        two_cards(
+            lambda pipeline: pipeline.send_activations(4, torch.zeros(2, 4)),
+            lambda pipeline: pipeline.post_activations(5, 2, 4, torch.float32, CPU).wait(),
+        )
+
+
 def test_several_steps_may_be_posted_early():
     def last(pipeline):
         arrivals = [pipeline.post_activations(step, step + 1, 2, torch.float32, CPU) for step in range(4)]

@@ -20,6 +20,9 @@ def test_each_message_takes_the_route_of_its_peer():
             )
         routed = RoutedCommunicator(host, direct, DIRECT) if comm.rank in DIRECT else host
         peers = [rank for rank in range(comm.size) if rank != comm.rank]
+        direct.memory = lambda peer: "npu"
+        in_memory = {peer: routed.memory(peer) for peer in peers}
+        assert in_memory == {peer: "npu" if {comm.rank, peer} == set(DIRECT) else "cpu" for peer in peers}
         message = torch.tensor([10.0 + comm.rank])
         sends = routed.isend_after(b"headers!", message, peers)
         texts = []
