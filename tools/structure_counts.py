@@ -71,11 +71,12 @@ EXTENSIONS = {
         *("comm/links.py", "worker/stats_reporter.py", "observe/*.py"),
     ),
     "transports": tuple(
-        f"comm/{name}.py" for name in ("mpi", "torch_dist", "routed", "shared_memory", "segment", "polling")
+        f"comm/{name}.py" for name in ("local", "mpi", "torch_dist", "routed", "shared_memory", "segment", "polling")
     ),
     "health channel": ("comm/health_*.py", "comm/rendezvous.py", "comm/listening.py", "base/heartbeat.py"),
     "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
     "plugins": ("base/plugins.py", "functions/check_plugins.py"),
+    "copies of accelerators": ("worker/accelerator_copies.py",),
     "thinking budgets": ("worker/logits_processors/thinking_budget.py",),
     "terminal": ("base/standard_error.py", "base/sampling_options.py", "base/other_engines.py"),
 }

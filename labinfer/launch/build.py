@@ -31,6 +31,7 @@ from labinfer.launch.tune import choose_functions, prepare_providers
 from labinfer.models.config import ModelConfig
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.weights.weight_cache import WeightCache
+from labinfer.worker.accelerator_copies import make_host_copies
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.mtp_drafter import attach_mtp_drafter
@@ -138,6 +139,7 @@ def build_placed(
         log_capacity(capacity, layout)
     sizes = capacity.sizes
     layout = dataclasses.replace(layout, max_model_len=sizes.max_model_len)
+    copies = make_host_copies(device)
     with group.raise_on_all_ranks(), memory_for("the KV cache", device):
         cache = KVCacheManager(
             model.cache_specs(),
@@ -146,6 +148,7 @@ def build_placed(
             dtype=layout.kv_dtype(place),
             device=device,
             rotary_table=model.rotary_table,
+            copies=copies,
         )
         model.make_rotary_tables(sizes.max_model_len, device, scheduling.max_num_batched_tokens)
         if draft_model is not None:
@@ -153,7 +156,13 @@ def build_placed(
     logger.debug("KV cache and rotary tables are allocated")
 
     runner = ModelRunner(
-        model, cache, device=device, dtype=dtype, functions=context.functions, around=capture_steps(capture)
+        model,
+        cache,
+        device=device,
+        dtype=dtype,
+        functions=context.functions,
+        around=capture_steps(capture),
+        copies=copies,
     )
     attach_mtp_drafter(runner, device)
     with group.raise_on_all_ranks():

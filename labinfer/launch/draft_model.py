@@ -31,6 +31,7 @@ from labinfer.weights.loader import check_checkpoint, weight_bytes
 from labinfer.weights.model_files import open_model
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
+from labinfer.worker.accelerator_copies import make_host_copies
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.step_graphs import capture_steps
@@ -126,6 +127,7 @@ class LoadedDraftModel:
             dtype=self._dtype,
             functions=self._functions,
             around=capture_steps(capture),
+            copies=make_host_copies(self._device),
         )
 
     def run(self, plan: BatchPlan) -> BatchResult:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
+from labinfer.worker.host_copies import HostCopies
+
 DTYPE = torch.int64
 """Dtype of all index tensors; see ``docs/decisions/0020-index-tensors.md``."""
 LEAST_SIZE = 1 << 16
@@ -21,9 +23,11 @@ class IndexBuffer:
 
     Args:
         device: device on which the step runs.
+        copies: copies to it; plain ones by default.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, copies: HostCopies | None = None):
+        self._copies = copies or HostCopies()
         self._numbers = torch.empty(0, dtype=DTYPE, device=device)
         self._sizes: list[int] = []
         self._filled, self._parts = self._numbers, ()
@@ -45,5 +49,5 @@ class IndexBuffer:
             self._sizes, self._filled = sizes, self._numbers[: len(staged)]
             self._parts = self._filled.split(sizes)
         if staged:
-            self._filled.copy_(torch.frombuffer(staged, dtype=DTYPE))
+            self._copies.upload(torch.frombuffer(staged, dtype=DTYPE), self._filled)
         return dict(zip(parts, self._parts, strict=True))

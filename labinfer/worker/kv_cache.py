@@ -14,6 +14,7 @@ from labinfer.base.plan import CacheMove, MoveKind
 from labinfer.functions.layer_cache import TokenPool
 from labinfer.models.layers.cache_spec import BlockPool, CacheSpec, TokenTensor
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
+from labinfer.worker.host_copies import HostCopies
 
 Pools = dict[str, torch.Tensor]
 """Pools of a layer by name; the first dimension is blocks or slots."""
@@ -26,6 +27,7 @@ class KVCacheManager:
         specs: tensors that each layer keeps.
         sizes: numbers of blocks and slots. With window blocks, sliding-window layers have no other blocks.
         dtype: dtype of the cached keys and values; int8 adds scales.
+        copies: copies between the device and the host; plain ones by default.
         rotary_table: returns a layer's rotary table, by which entries that move to other positions are re-rotated.
     """
 
@@ -38,8 +40,9 @@ class KVCacheManager:
         dtype: torch.dtype,
         device: torch.device,
         rotary_table: Callable[[RopeConfig], RotaryTable],
+        copies: HostCopies | None = None,
     ):
-        self.block_size = block_size
+        self.block_size, self._device, self._copies = block_size, device, copies or HostCopies()
         self._specs, self._rotary_table = specs, rotary_table
         host = torch.device("cpu")
         self._in_windows = [sizes.num_window_blocks > 0 and spec.window > 0 for spec in specs]
@@ -86,7 +89,9 @@ class KVCacheManager:
             source, dest = torch.tensor(move.source), torch.tensor(move.dest)
             from_pools, to_pools = self._ends[move.kind]
             if from_pools is not to_pools or move.source != move.dest:
-                _copy(from_pools, source, to_pools, dest)
+                both = zip(from_pools, to_pools, strict=True)
+                if pairs := [(pools[name], others[name]) for pools, others in both for name in pools]:
+                    self._copies.move(pairs, source, dest)
             if move.shift:
                 self._shift(dest, move.shift, move.kind == "copy_window")
 
@@ -96,6 +101,7 @@ class KVCacheManager:
         Args:
             in_windows: whether ``blocks`` are window blocks.
         """
+        blocks = blocks.to(self._device)
         for spec, forms, pools, own in zip(self._specs, self._forms, self._pools, self._in_windows, strict=True):
             if own != in_windows:
                 continue
@@ -134,19 +140,8 @@ def _turn(pool: TokenPool, rotated: slice, blocks: torch.Tensor, *, table: Rotar
     Args:
         rotated: rotated indices of an entry's last dimension.
     """
-    blocks = blocks.to(pool.data.device)
     x = pool.load(blocks, torch.float32)
     part = x[..., rotated]
     x[..., rotated] = table.turn(part.reshape(len(x), -1, part.shape[-1]), positions).view(part.shape)
     size = len(x) // len(blocks)
     pool.store(x, (blocks.unsqueeze(1) * size + torch.arange(size, device=blocks.device)).flatten())
-
-
-def _copy(source: list[Pools], source_blocks: torch.Tensor, dest: list[Pools], dest_blocks: torch.Tensor) -> None:
-    for source_pools, dest_pools in zip(source, dest, strict=True):
-        for name, pool in source_pools.items():
-            given = dest_pools[name]
-            if len(dest_blocks) == 1:  # no temporary copy: a state is large
-                given[dest_blocks[0]].copy_(pool[source_blocks[0]])
-            else:
-                given[dest_blocks.to(given.device)] = pool[source_blocks.to(pool.device)].to(given.device)

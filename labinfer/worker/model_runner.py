@@ -23,6 +23,7 @@ from labinfer.models.layers.input_batch import (
     PromptRow,
     WindowedSlots,
 )
+from labinfer.worker.host_copies import HostCopies
 from labinfer.worker.index_buffer import IndexBuffer
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.logits_processors.processor import SampledRow
@@ -73,6 +74,7 @@ class ModelRunner:
         dtype: dtype of the activations inside this stage.
         functions: implementations of ``argmax`` and ``sample``.
         around: wraps the layers and the head, for example to capture their calls.
+        copies: copies between the device and the host; plain ones by default.
     """
 
     def __init__(
@@ -84,14 +86,16 @@ class ModelRunner:
         dtype: torch.dtype,
         functions: Functions,
         around: Around = plain_steps,
+        copies: HostCopies | None = None,
     ):
         self.model, self.cache = model, cache
         self._around = around
         self._layers = around(lambda batch, hidden: model(batch, hidden, cache.layers), "layers")
         self._head = around(partial(sampled_logits, model), "head")
-        self._dtype, self._indices = dtype, IndexBuffer(device)
+        self._dtype, self._copies = dtype, copies or HostCopies()
+        self._indices = IndexBuffer(device, self._copies)
         # Block tables grow and shift what follows them in a buffer, so window tables have a buffer of their own.
-        self._window_indices = IndexBuffer(device)
+        self._window_indices = IndexBuffer(device, self._copies)
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions)
         self.drafter: StepDrafter | None = None
@@ -306,12 +310,14 @@ class ModelRunner:
         measured_rows = [b for b, row in enumerate(rows) if row.sampling.logprobs is not None]
         if not measured_rows:
             return [()] * len(plan.entries)
-        logprobs_BV = logits_BV[measured_rows].float().log_softmax(dim=-1)
+        if len(measured_rows) < len(rows):
+            logits_BV = logits_BV[measured_rows]
+        logprobs_BV = logits_BV.float().log_softmax(dim=-1)
         for index, b in enumerate(measured_rows):
             if rows[b].sampling.after_processors:
                 logprobs_BV[index] = self.sampler.process(logprobs_BV[index], rows[b])
         tops = [rows[b].sampling.logprobs for b in measured_rows]
-        measured = iter(measure(logprobs_BV, [token_ids[b] for b in measured_rows], tops))
+        measured = iter(measure(logprobs_BV, [token_ids[b] for b in measured_rows], tops, copies=self._copies))
         asking = [self._sequences[entry.seq_id].sampling.logprobs is not None for entry in plan.entries]
         return [
             tuple(islice(measured, entry.num_samples if asks else 0))
@@ -330,9 +336,8 @@ class ModelRunner:
             logits_BV = self.model.logits(hidden_TD[[row.row for row in rows]])
             if logits_BV is not None:
                 logprobs_BV = logits_BV.float().log_softmax(dim=-1)
-                parts = measure(
-                    logprobs_BV, [row.next_token for row in rows], [row.top for row in rows], with_ranks=True
-                )
+                next_tokens, tops = [row.next_token for row in rows], [row.top for row in rows]
+                parts = measure(logprobs_BV, next_tokens, tops, with_ranks=True, copies=self._copies)
                 for row, part in zip(rows, parts, strict=True):
                     measured[row.entry].append(part)
         return list(map(tuple, measured))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,8 +10,10 @@ import torch
 
 from labinfer.base.plan import NO_TOKEN, TokenLogprobs
 from labinfer.base.sampling_params import GREEDY_BELOW
+from labinfer.functions.attention_batch import int64_tensor
 from labinfer.functions.draw import Draw
 from labinfer.functions.functions import Functions
+from labinfer.worker.host_copies import HostCopies
 from labinfer.worker.logits_processors.processor import LogitsProcessor, SampledRow
 
 NEVER = float("-inf")
@@ -47,33 +50,40 @@ class Sampler:
         ]
         tokens = self._choose(logits_BV, {b: row for b, row in enumerate(rows) if b not in changed})
         if changed:
-            processed = {b: self._process(logits_BV[b].float(), rows[b]) for b in changed}
-            tokens |= {b: NO_TOKEN for b, logits_V in processed.items() if logits_V is None}
-            changed = [b for b in changed if b not in tokens]
-        if changed:
-            chosen = self._choose(
-                torch.stack([processed[b] for b in changed]), {index: rows[b] for index, b in enumerate(changed)}
-            )
-            tokens |= {changed[index]: token for index, token in chosen.items()}
+            processed_BV = torch.stack([self._apply(logits_BV[b].float(), rows[b]) for b in changed])
+            left: dict[int, SampledRow] = {}
+            largest_B = processed_BV.amax(dim=1).tolist()  # of all rows at once: an accelerator synchronizes
+            for index, (b, largest) in enumerate(zip(changed, largest_B, strict=True)):
+                if not largest > NEVER:
+                    relaxed_V = self._relax(logits_BV[b].float(), rows[b], largest)
+                    if relaxed_V is None:
+                        tokens[b] = NO_TOKEN
+                        continue
+                    processed_BV[index] = relaxed_V
+                left[index] = rows[b]
+            tokens |= {changed[index]: token for index, token in self._choose(processed_BV, left).items()}
         return [tokens[b] for b in range(len(rows))]
 
     def process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor:
         """Logits of a row after its logits processors and its mask, float32: all -inf if every token is forbidden."""
-        processed_V = self._process(logits_V, row)
-        return torch.full_like(logits_V, NEVER) if processed_V is None else processed_V
-
-    def _process(self, logits_V: torch.Tensor, row: SampledRow) -> torch.Tensor | None:
-        """Logits of a row after its logits processors and its mask; None if these forbid every token.
-
-        No constraint is dropped, with one exception: ``min_tokens`` yields to a mask, as a complete structured output
-        must be able to end.
-        """
         if not row.sampling.processors and not row.mask:
             return logits_V
         processed_V = self._apply(logits_V, row)
-        if (largest := processed_V.max()) > NEVER:
+        if (largest := float(processed_V.max())) > NEVER:
             return processed_V
-        assert not largest.isnan() or logits_V.isnan().any(), (
+        relaxed_V = self._relax(logits_V, row, largest)
+        return torch.full_like(logits_V, NEVER) if relaxed_V is None else relaxed_V
+
+    def _relax(self, logits_V: torch.Tensor, row: SampledRow, largest: float) -> torch.Tensor | None:
+        """Logits of a row whose logits processors and mask leave no token; None if they forbid every token.
+
+        Tokens that the model itself forbids are allowed. No constraint is dropped, with one exception: ``min_tokens`` yields to a
+        mask, as a complete structured output must be able to end.
+
+        Args:
+            largest: the largest of the processed logits: -inf, or NaN.
+        """
+        assert not math.isnan(largest) or logits_V.isnan().any(), (
             f"the logits processors {', '.join(name for name, _ in row.sampling.processors)} make logits NaN"
         )
         logits_V = logits_V.clamp(min=UNLIKELY)
@@ -122,20 +132,27 @@ def read_mask(mask: bytes, vocab_size: int) -> torch.Tensor:
 
 
 def measure(
-    logprobs_BV: torch.Tensor, token_ids: list[int], tops: list[int], with_ranks: bool = False
+    logprobs_BV: torch.Tensor,
+    token_ids: list[int],
+    tops: list[int],
+    with_ranks: bool = False,
+    *,
+    copies: HostCopies,
 ) -> list[TokenLogprobs]:
     """Log-probability of each row's token, with the ``tops[b]`` likeliest tokens of row ``b``.
 
     Args:
         with_ranks: whether to compute the rank of each token.
     """
-    logprobs_B1 = logprobs_BV[range(len(token_ids)), token_ids][:, None]
-    ranks_B = ((logprobs_BV > logprobs_B1).sum(dim=1) + 1).tolist() if with_ranks else [0] * len(token_ids)
-    logprobs_B = logprobs_B1[:, 0].tolist()
-    top_BN, ids_BN = (part.tolist() for part in logprobs_BV.topk(max(tops)))
+    logprobs_B1 = logprobs_BV.gather(1, int64_tensor(token_ids, logprobs_BV.device).unsqueeze(1))
+    parts = [logprobs_B1, *logprobs_BV.topk(max(tops))]
+    if with_ranks:
+        parts.append((logprobs_BV > logprobs_B1).sum(dim=1, keepdim=True) + 1)
+    logprobs_B, top_BN, ids_BN, *ranks_B = (part.tolist() for part in copies.download(parts))
+    ranks_B = ranks_B[0] if with_ranks else [[0]] * len(token_ids)
     return [
         TokenLogprobs(token_id, logprob, dict(zip(ids_N[:top], top_N[:top], strict=True)), rank)
-        for token_id, logprob, rank, ids_N, top_N, top in zip(
+        for token_id, (logprob,), (rank,), ids_N, top_N, top in zip(
             token_ids, logprobs_B, ranks_B, ids_BN, top_BN, tops, strict=True
         )
     ]

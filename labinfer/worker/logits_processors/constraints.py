@@ -11,14 +11,16 @@ NEVER = float("-inf")
 
 def logit_bias(logits_V: torch.Tensor, bias: dict[int, float], row: SampledRow) -> None:
     """Add a bias to the logits of token ids, as in OpenAI's API."""
-    logits_V[list(bias)] += torch.tensor(list(bias.values()), device=logits_V.device)
+    token_ids_N = torch.tensor(list(bias), dtype=torch.int64, device=logits_V.device)
+    logits_V[token_ids_N] += torch.tensor(list(bias.values()), device=logits_V.device)
 
 
 def allowed_token_ids(logits_V: torch.Tensor, token_ids: list[int], row: SampledRow) -> None:
     """Forbid all tokens but ``token_ids``."""
-    kept = logits_V[token_ids]
+    token_ids_N = torch.tensor(token_ids, dtype=torch.int64, device=logits_V.device)
+    kept_N = logits_V[token_ids_N]
     logits_V.fill_(NEVER)
-    logits_V[token_ids] = kept
+    logits_V[token_ids_N] = kept_N
 
 
 def bad_words(logits_V: torch.Tensor, words: list[list[int]], row: SampledRow) -> None:
