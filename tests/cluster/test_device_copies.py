@@ -1,0 +1,85 @@
+"""A budget of the copies and waits of a decode step on an accelerator, held on the make-believe one, which refuses float64 and copies late."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from device_steps import DeviceStep, device_steps
+from golden import golden
+from launchers import matrix
+
+FLOAT32 = {"model": "demo", "dtype": "float32", "device": ["npu"]}
+DRAWN = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.1}
+
+
+@pytest.fixture
+def step_of(fake_device, tmp_path):
+    """Decode step of each rank of a launch."""
+
+    def run(options: dict, sampling: dict, launcher: str = "single", ranks: int = 1) -> dict[int, DeviceStep]:
+        env = fake_device("npu", "no-float64", "late-copies")
+        return device_steps(launcher, ranks, FLOAT32 | options, sampling, tmp_path, env)
+
+    return run
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        ({"quantization": "int8"}, DRAWN),
+        slow({}, {}),
+        slow({}, DRAWN),
+        slow({}, DRAWN | {"top_p": 1.0, "min_p": 0.1}),
+        slow({"quantization": "int8"}, {}),
+        slow({"quantization": "int4"}, DRAWN),
+        slow({"kv_cache_dtype": "int8"}, DRAWN),
+        slow({"dtype": "bfloat16"}, DRAWN),
+    ],
+    ids=str,
+)
+def test_step_is_one_copy_each_way(options, sampling, step_of):
+    step = step_of(options, sampling)[0]
+    step.check(uploads=1, downloads=1)
+    assert step.events["late h2d"] and not step.events.get("h2d")  # the only one that waits is that of the tokens
+    assert all("sampling.py" in line for line in step.inside("functions"))
+
+
+@pytest.mark.slow
+def test_logprobs_are_one_more_copy_each_way(step_of):
+    step_of({}, DRAWN | {"logprobs": 5})[0].check(uploads=2, downloads=2)
+
+
+@pytest.mark.slow
+def test_penalties_are_one_copy_each_and_one_for_all_rows(step_of):
+    step_of({}, DRAWN | PENALTIES)[0].check(uploads=1 + len(PENALTIES), downloads=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3-moe", "deepseek-v2-lite", "qwen3.5", "gemma3"])
+def test_layers_copy_nothing_but_the_experts_of_tokens(kind, step_of):
+    directory = golden(kind).directory
+    config = json.loads((directory / "config.json").read_text())
+    has_experts = kind in ("qwen3-moe", "deepseek-v2-lite")
+    num_layers = config.get("num_hidden_layers", 0) if has_experts else 0
+    step = step_of({"model": str(directory)}, DRAWN)[0]
+    step.check(uploads=1 + (kind == "gemma3"), downloads=1 + num_layers)  # windows have block tables of their own
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    matrix(over=[(devices,) for devices in (("npu", "npu"), ("npu", "cpu"), ("cpu", "npu"))]),
+)
+def test_hop_between_stages_is_one_copy_each_way(launcher, devices, step_of):
+    steps = step_of({"device": list(devices), "pipeline_parallel_size": 2}, {}, launcher, 2)
+    through_host = launcher == "mpirun" or "cpu" in devices
+    assert sorted(steps) == [rank for rank, device in enumerate(devices) if device == "npu"]
+    if devices[0] == "npu":  # sends; it may wait until its index tensors have been copied
+        steps[0].check(uploads=1, downloads=through_host, waits=1)
+    if devices[1] == "npu":  # receives, and samples
+        steps[1].check(uploads=1 + through_host, downloads=1)
