@@ -4,7 +4,7 @@
 
 Without ``--functions`` a 16-bit model takes the implementation that is measured to be fastest at the start, and logs the choice;
 ``launch.py bench functions`` shows the times. Before a run uses the function, it is compared with the reference on various batches, whose
-caches hold NaN where no token was written: remove the last ``masked_fill_`` to see it rejected.
+caches hold NaN where no token was written: remove the last ``masked_fill_`` to see it dropped.
 """
 
 import itertools

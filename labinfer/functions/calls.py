@@ -89,7 +89,7 @@ class CallSetting:
         return torch.arange(rows, device=self.device)
 
     def fill(self, pools: Sequence[TokenPool], batch: AttentionBatch | None = None, *, window: int = 0) -> None:
-        """Fill ``pools`` with values as in a run. Does nothing here: ``check_plugins.CheckSetting`` overrides it.
+        """Fill ``pools`` with values as in a run. Does nothing here: ``trial.TrialSetting`` overrides it.
 
         Args:
             batch: sequences that read the pools; None if the call writes them.

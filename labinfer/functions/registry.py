@@ -86,7 +86,7 @@ class Implementation:
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
     tolerance: float | None = None
-    """Maximum error relative to the largest magnitude in the reference's result; None for ``check_plugins.TOLERANCES``. For
+    """Maximum error relative to the largest magnitude in the reference's result; None for ``trial.TOLERANCES``. For
     implementations of plugins."""
     plugin: str = ""
     """Plugin that it comes from, set by ``FunctionRegistry.add``; empty for built-in implementations."""
@@ -275,9 +275,14 @@ class FunctionRegistry:
         return all(any(item.layout == "tiles" for item in known) for known in candidates)
 
     @property
-    def has_plugins(self) -> bool:
-        """Whether any implementation comes from a plugin."""
-        return any(item.plugin for items in self._candidates.values() for item in items)
+    def implementations(self) -> list[Implementation]:
+        """All implementations of all functions."""
+        return [item for items in self._candidates.values() for item in items]
+
+    def drop(self, function: str, name: str, quantization: str) -> None:
+        """Remove the implementation ``name`` of ``function`` for weights in ``quantization``."""
+        items = self._candidates[function]
+        self._candidates[function] = [each for each in items if (each.name, each.quantization) != (name, quantization)]
 
     def check(self, device: HasDeviceType, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
         """Validate the names in ``overrides``, and that the given implementations share their packed layouts.
@@ -402,15 +407,3 @@ def kind_quantization(kind: MatrixKind, quantization: str) -> str:
     if kind == "exact":
         return "none"
     return VOCABULARY_INT4 if kind == "vocabulary" and quantization == "int4" else quantization
-
-
-def parse_overrides(given: tuple[str, ...]) -> dict[str, str]:
-    """Parse ``--functions linear=reference,…``, or one name for all functions."""
-    overrides: dict[str, str] = {}
-    for part in given:
-        function, _, name = part.partition("=")
-        if name:
-            overrides[function] = name
-        elif part != "auto":
-            overrides |= dict.fromkeys(FUNCTIONS, part)
-    return overrides

@@ -25,7 +25,7 @@ from labinfer.launch.layout.draft_layout import draft_options, make_draft_layout
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.load_stage import load_stage
 from labinfer.launch.providers import make_registry
-from labinfer.launch.tune import make_rank_calls
+from labinfer.launch.tune import try_functions
 from labinfer.models.registry import load_config
 from labinfer.weights.loader import check_checkpoint, weight_bytes
 from labinfer.weights.model_files import open_model
@@ -63,8 +63,7 @@ class LoadedDraftModel:
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
         self._device, self._dtype = torch_device(self.layout.devices[0]), self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
-        if registry.has_plugins:  # checks plugin functions at the draft model's sizes
-            make_rank_calls(self.layout, self.place, registry, {})
+        try_functions(self.layout, self.place, registry, {}, providers)  # at the draft model's sizes
         self._functions = self.layout.select_functions(self.place, registry)
         checkpoint = open_model(self.directory).open_weights()
         check_checkpoint(

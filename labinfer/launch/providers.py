@@ -8,7 +8,7 @@ from labinfer.base.plugins import PLUGINS
 from labinfer.base.registry import REGISTRY
 from labinfer.functions.device import Device
 from labinfer.functions.provider import Provider
-from labinfer.functions.registry import FunctionRegistry, WeightChoice
+from labinfer.functions.registry import FUNCTIONS, FunctionRegistry, WeightChoice
 
 GROUP_SIZE = 64
 
@@ -57,3 +57,15 @@ def make_registry(
 def reference_registry(group_size: int = GROUP_SIZE, weights: WeightChoice = "auto") -> FunctionRegistry:
     """Registry of the reference implementation only, which runs on any device, including meta."""
     return make_registry([REGISTRY.find("function_provider", "reference")()], group_size, weights)
+
+
+def parse_overrides(given: tuple[str, ...]) -> dict[str, str]:
+    """Parse ``--functions linear=reference,…``, or one name for all functions."""
+    overrides: dict[str, str] = {}
+    for part in given:
+        function, _, name = part.partition("=")
+        if name:
+            overrides[function] = name
+        elif part != "auto":
+            overrides |= dict.fromkeys(FUNCTIONS, part)
+    return overrides

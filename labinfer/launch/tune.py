@@ -29,13 +29,13 @@ from labinfer.functions.autotune import (
     write_times,
 )
 from labinfer.functions.calls import CallSetting
-from labinfer.functions.check_plugins import check_plugins
 from labinfer.functions.functions import Functions
 from labinfer.functions.provider import Provider
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import Choice, FunctionRegistry, parse_overrides
+from labinfer.functions.registry import Choice, FunctionRegistry
 from labinfer.launch.layout.layout import Layout
-from labinfer.launch.providers import make_providers, make_registry, origin
+from labinfer.launch.providers import make_providers, make_registry, origin, parse_overrides
+from labinfer.launch.trial import drop_failing
 from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 
@@ -68,18 +68,19 @@ def choose_functions(
     """Choose the implementation of each function for this rank's layers; collective.
 
     Raises:
-        CollectiveError: ``--functions`` has an unknown name or incompatible names on any rank, or a plugin's function is wrong.
+        CollectiveError: ``--functions`` names an unknown, incompatible or failing implementation on any rank.
     """
     overrides, choice = parse_overrides(options.model.functions), None
     with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(layout.devices[place.rank], layout.dtype(place), overrides, layout.rounding(place))
+        is_anew = options.model.autotune == "again"
+        try_functions(layout, place, registry, overrides, providers, anew=is_anew)
         calls = make_rank_calls(layout, place, registry, overrides)
     if options.model.autotune != "off":
-        is_anew = options.model.autotune == "again"
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("kernels are chosen")
-    if group.rank == 0 and registry.has_plugins:
+    if group.rank == 0 and any(item.plugin for item in registry.implementations):
         logger.info("kernels of plugins: %s", describe(calls.chosen_plugins(choice or {})) or "none, others are faster")
     with group.raise_on_all_ranks():
         return layout.select_functions(place, registry, overrides, choice)
@@ -88,21 +89,44 @@ def choose_functions(
 def make_rank_calls(
     layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str]
 ) -> RankCalls:
-    """Function calls of one rank's layers. Implementations of plugins are checked.
+    """Function calls of one rank's layers."""
+    setting = _call_setting(layout, place, registry, overrides)
+    return RankCalls(layout.meta(place).calls, registry, setting, overrides)
 
-    Raises:
-        UserError: see ``check_plugins``.
-    """
-    setting = CallSetting(
+
+def try_functions(
+    layout: Layout,
+    place: Place,
+    registry: FunctionRegistry,
+    overrides: Mapping[str, str],
+    providers: Sequence[Provider],
+    *,
+    anew: bool = False,
+) -> None:
+    """Remove implementations that fail at one rank's sizes; see ``drop_failing``."""
+    drop_failing(
+        registry,
+        _call_setting(layout, place, registry, overrides),
+        layout.meta(place).calls,
+        providers=providers,
+        group_size=layout.quantization_group_size,
+        weights=layout.weights,
+        overrides=overrides,
+        cache=cache_folder(),
+        anew=anew,
+    )
+
+
+def _call_setting(
+    layout: Layout, place: Place, registry: FunctionRegistry, overrides: Mapping[str, str]
+) -> CallSetting:
+    return CallSetting(
         device=torch_device(layout.devices[place.rank]),
         dtype=layout.dtype(place),
         kv_dtype=layout.kv_dtype(place),
         block_size=layout.block_size,
         tiled_cache=registry.tiled_cache(layout.devices[place.rank], layout.dtype(place), overrides),
     )
-    calls = RankCalls(layout.meta(place).calls, registry, setting, overrides)
-    check_plugins(calls, registry)
-    return calls
 
 
 def tune(

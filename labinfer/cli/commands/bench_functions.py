@@ -20,12 +20,11 @@ from labinfer.cli.commands.session import Session
 from labinfer.comm.spmd.devices import use_device
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import parse_overrides
 from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.layout import make_layout
-from labinfer.launch.providers import make_registry
-from labinfer.launch.tune import make_rank_calls, prepare_providers
+from labinfer.launch.providers import make_registry, parse_overrides
+from labinfer.launch.tune import make_rank_calls, prepare_providers, try_functions
 from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
@@ -56,6 +55,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(device, dtype, overrides, layout.rounding(place))
+        try_functions(layout, place, registry, overrides, providers)
         calls = make_rank_calls(layout, place, registry, overrides)
     group.comm.barrier()
     measured = (provider.roofline_limits() for provider in providers)

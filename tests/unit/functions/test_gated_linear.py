@@ -14,8 +14,7 @@ from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.cpu.quantized import CpuQuantized
 from labinfer.functions.reference.provider import ReferenceProvider
-from labinfer.functions.registry import parse_overrides
-from labinfer.launch.providers import make_registry, reference_registry
+from labinfer.launch.providers import make_registry, parse_overrides, reference_registry
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import torch
 from labinfer.base.errors import UserError
 from labinfer.functions.reference.elementwise import silu_and_mul
 from labinfer.functions.reference.linear import embedding, linear, pack_weight
-from labinfer.functions.registry import DispatchByBatchSize, FunctionRegistry, Implementation, parse_overrides
-from labinfer.launch.providers import reference_registry
+from labinfer.functions.registry import DispatchByBatchSize, FunctionRegistry, Implementation
+from labinfer.launch.providers import parse_overrides, reference_registry
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,383 @@
+"""Trials: comparison of implementations with the reference on the CPU, before a run uses them.
+
+The implementation and the reference get equal random arguments. Caches are as in a run: blocks in any order, and NaN in every slot that
+no token of the batch, nor an earlier token of its sequences, has written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from typing import Literal
+
+import msgspec
+import torch
+import torch.nn.functional as F
+
+from labinfer.base.plugins import PLUGINS, describe_error
+from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.calls import CONTEXT, CallSetting, FunctionCall, WeightCall
+from labinfer.functions.layer_cache import TokenPool
+from labinfer.functions.packed_weight import QuantizedWeight
+from labinfer.functions.rank_calls import PACKERS
+from labinfer.functions.reference.experts import ReferenceExperts
+from labinfer.functions.reference.quantized import dequantize
+from labinfer.functions.registry import FunctionRegistry, Implementation
+
+TOLERANCES = {4: 1e-4, 2: 0.02, 1: 0.02}
+"""Maximum error, relative to the largest magnitude in the reference's result, by bytes per element."""
+MAX_GAIN = 0.005
+"""Maximum relative difference of the scale of a 16-bit result, which rounding errors hardly change, from the reference's."""
+LEAST_SCALED = 64
+"""Minimum number of elements whose scale is compared."""
+TRIED_ROWS = (3, 40, 1)
+"""Batch sizes in tokens: a decode, a prompt of one token and one more token of another prompt; a decode, a prompt and a chunk of another
+prompt; and one decode."""
+SPARE_BLOCKS = 3
+MATRIX_BYTES = 1 << 20
+"""Bytes to which larger weight matrices are cut."""
+CACHE_TARGETS = ("rotate_and_write", "paged_attention", "write_latent", "latent_attention")
+"""Functions that read or write a KV cache: only these are tried in several dtypes of the cache."""
+CPU = torch.device("cpu")
+TIMED_CALLS = 5
+
+Verdict = Literal["works", "wrong", "raises", "crashes", "hangs"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a ``TrialCase``: whether one implementation gives what the reference gives."""
+
+    function: str
+    name: str
+    """Name of the implementation."""
+    quantization: str
+    dtype: str
+    kv_dtype: str
+    rows: int
+    """Number of tokens."""
+    verdict: Verdict
+    detail: str = ""
+    """The difference from the reference, or the error; empty if it works."""
+    seconds: float = 0.0
+    """Minimum seconds of a call of the implementation; 0 if not measured."""
+    reference_seconds: float = 0.0
+    """Minimum time of the reference on the same device; 0 if not measured."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Function, name and quantization of the implementation."""
+        return self.function, self.name, self.quantization
+
+    @property
+    def text(self) -> str:
+        """Function, implementation and what is wrong with it, as a sentence."""
+        tokens = f"{self.rows} token{'s' * (self.rows > 1)} in {self.dtype}"
+        verb = "" if self.verdict == "wrong" else f"{self.verdict}: "
+        return f"{self.function}={self.name} {verb}{self.detail}, for {tokens}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSetting(CallSetting):
+    """A ``CallSetting`` with reproducible random arguments, and NaN in memory that no token has written."""
+
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
+    written: list[Callable[[], torch.Tensor]] = field(default_factory=list)
+    """Functions that return the contents of each pool and state after the call."""
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator).to(self.dtype).to(self.device)
+
+    def batch(self, counts: Sequence[int]) -> AttentionBatch:
+        """A batch of ``sum(counts)`` new tokens: a decode, a new prompt and a chunk of another prompt, with their blocks
+        in random order."""
+        num_prompt = (sum(counts) - 1) // 2
+        sequences = [(1, CONTEXT), (num_prompt, 0), (sum(counts) - 1 - num_prompt, 5)]
+        sequences = [(count, before) for count, before in sequences if count]
+        lengths = [before + count for count, before in sequences]
+        numbers = [-(-length // self.block_size) for length in lengths]
+        blocks = iter(torch.randperm(sum(numbers) + SPARE_BLOCKS, generator=self.generator).tolist())
+        tables = [[next(blocks) for _ in range(number)] for number in numbers]
+        row_ptr = [0, *accumulate(count for count, _ in sequences)]
+        return AttentionBatch.build(row_ptr, lengths, tables, self.device)
+
+    def slots(self, rows: int) -> torch.Tensor:
+        return torch.randperm(3 * rows + self.block_size, generator=self.generator)[:rows].to(self.device)
+
+    def fill(self, pools: Sequence[TokenPool], batch: AttentionBatch | None = None, *, window: int = 0) -> None:
+        for pool in pools:
+            (pool.data if pool.scale is None else pool.scale).fill_(torch.nan)
+            blocks = torch.arange(len(pool.data), device=self.device)
+            if batch is not None:
+                slots_T = _written_slots(batch, window, self.block_size).to(self.device)
+                pool.store(self.random(len(slots_T), *pool.load(blocks[:1], self.dtype).shape[1:]), slots_T)
+            self.written.append(lambda pool=pool, blocks=blocks: pool.load(blocks, torch.float32))
+
+    def fill_states(self, states: torch.Tensor, batch: AttentionBatch) -> None:
+        for index, length in enumerate(batch.context_lens):
+            is_new = length == batch.row_ptr[index + 1] - batch.row_ptr[index]
+            states[index] = torch.nan if is_new else self.random(*states.shape[1:])
+        self.written.append(lambda: states)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCase:
+    """One call of one implementation, to be compared with the reference."""
+
+    call: FunctionCall
+    item: Implementation
+    pack: Callable | None
+    """Packs the weights of the call in the layout that ``item`` reads; None for functions without packed weights."""
+    setting: CallSetting
+    rows: int
+    quantization: str
+
+    @property
+    def function(self) -> str:
+        return self.call.target.rpartition(".")[2]
+
+    def finding(self, verdict: Verdict, detail: str = "", seconds: Sequence[float] = (0.0, 0.0)) -> Finding:
+        """The result of this case."""
+        return Finding(
+            function=self.function,
+            name=self.item.name,
+            quantization=self.quantization,
+            dtype=_name(self.setting.dtype),
+            kv_dtype=_name(self.setting.kv_dtype),
+            rows=self.rows,
+            verdict=verdict,
+            detail=detail,
+            seconds=seconds[0],
+            reference_seconds=seconds[1],
+        )
+
+
+def is_tried(item: Implementation, device: torch.device) -> bool:
+    """Whether an implementation is tried before a run uses it: those of plugins, and those that are for accelerators. The CPU kernels
+    that ship are tested with LABInfer."""
+    return bool(item.plugin) or bool(item.devices) and device.type != "cpu"
+
+
+def make_cases(
+    registry: FunctionRegistry,
+    settings: Iterable[CallSetting],
+    calls: Sequence[FunctionCall],
+    is_tried: Callable[[Implementation, torch.device], bool] = is_tried,
+) -> Iterator[TrialCase]:
+    """Cases of all implementations that are to be tried, in the same order for equal arguments: one for each implementation and call first,
+    then those with other numbers of tokens."""
+    settings = tuple(settings)
+    for rows in TRIED_ROWS:
+        for setting in settings:
+            for call in calls:
+                function = call.target.rpartition(".")[2]
+                if setting.kv_dtype != setting.dtype and function not in CACHE_TARGETS and setting is not settings[0]:
+                    continue
+                quantization = getattr(call, "quantization", "none")
+                where = (setting.device, setting.dtype, None, quantization)
+                packer = getattr(call, "packer", PACKERS.get(function))
+                packers = {each.layout: each for each in registry.candidates(packer, *where).values()} if packer else {}
+                if isinstance(call, WeightCall):
+                    call = call.cut(min(1.0, MATRIX_BYTES / max(1, call.elements * setting.dtype.itemsize)))
+                for item in registry.candidates(function, *where).values():
+                    pack = packers.get(item.layout)
+                    if packer and pack is None:
+                        continue
+                    if is_tried(item, setting.device) or pack is not None and is_tried(pack, setting.device):
+                        yield TrialCase(
+                            call=call,
+                            item=item,
+                            pack=None if pack is None else pack.call,
+                            setting=setting,
+                            rows=rows,
+                            quantization=quantization,
+                        )
+
+
+class Trials:
+    """Runs trial cases.
+
+    Args:
+        reference: registry of the reference, for the CPU.
+        is_timed: whether implementations that work are timed beside the reference on their device.
+    """
+
+    def __init__(self, reference: FunctionRegistry, *, is_timed: bool = False):
+        self._reference, self._is_timed = reference, is_timed
+        self._expected: dict[tuple, list[list[_Result]]] = {}
+
+    def run(self, case: TrialCase) -> Finding:
+        """Compare one implementation with the reference in one case; it may raise anything."""
+        expected = self._expect(case)
+        try:
+            with PLUGINS.blame(case.item.plugin):
+                results = _run(case.call, case.item.call, case.pack, case.rows, case.setting)
+        except Exception as error:  # noqa: BLE001 - kernels raise whatever their libraries raise
+            return case.finding("raises", describe_error(error))
+        problems = [_first_difference(results, right, case.item.tolerance) for right in expected]
+        if all(problems):
+            packed = f" (with its {case.call.packer})" if hasattr(case.call, "packer") else ""
+            return case.finding("wrong", problems[0] + packed)
+        return case.finding("works", "", self._time(case) if self._is_timed else (0.0, 0.0))
+
+    def _expect(self, case: TrialCase) -> list[list[_Result]]:
+        """Results that count as right: the reference's, and for quantized weights also those without rounding of the inputs to 8 bits."""
+        key = (case.call, case.rows, case.setting)
+        if key not in self._expected:
+            setting = replace(case.setting, device=CPU)
+            self._expected = {
+                key: [
+                    _run(case.call, function, pack, case.rows, setting)
+                    for function, pack in self._judges(case, setting)
+                ]
+            }
+        return self._expected[key]
+
+    def _judges(self, case: TrialCase, setting: CallSetting) -> Iterator[tuple[Callable, Callable | None]]:
+        """Reference functions, each with its packing."""
+
+        def find(function: str) -> Callable | None:
+            weights = (
+                case.quantization if function in (*PACKERS, *PACKERS.values(), "pack_codes", "embedding") else "none"
+            )
+            known = self._reference.candidates(function, CPU, setting.dtype, None, weights)
+            return known["reference"].call if known else None
+
+        function, packer = case.function, getattr(case.call, "packer", PACKERS.get(case.function))
+        if packer is None:
+            yield find(function), None
+            return
+        if function == "embedding":
+            yield find(function), find(packer)
+            return
+        linears = [find("linear"), *([_exact_linear] if case.quantization != "none" else [])]
+        for linear in linears:
+            if function == "experts":
+                yield find(function), partial(ReferenceExperts, find("pack_weight"), linear, find("pack_codes"))
+            elif function == "gated_linear":
+                gates = find("silu_and_mul"), find("gelu_and_mul")
+                yield partial(_gated_linear, linear, gates), find(packer)
+            else:
+                yield linear, find(packer)
+
+    def _time(self, case: TrialCase) -> tuple[float, float]:
+        """Minimum seconds of the implementation and of the reference on its device; zeros if the reference cannot run there."""
+        setting = case.setting
+        where = (setting.device, setting.dtype, None, case.quantization)
+        try:
+            known = self._reference.candidates(case.function, *where)
+            packer = getattr(case.call, "packer", PACKERS.get(case.function))
+            packers = self._reference.candidates(packer, *where) if packer else {}
+            pack = packers["reference"].call if packers else None
+            pairs = [(case.item.call, case.pack), (known["reference"].call, pack)]
+            own, reference = (_seconds(case.call, *pair, case.rows, setting) for pair in pairs)
+            return own, reference
+        except Exception:  # noqa: BLE001 - the reference may lack an operation on this device, which its own case reports
+            return 0.0, 0.0
+
+
+def _gated_linear(
+    linear: Callable, gates: Sequence[Callable], x_TI: torch.Tensor, weight, bias_O=None, *, gelu: bool = False
+) -> torch.Tensor:
+    return gates[gelu](linear(x_TI, weight, bias_O))
+
+
+def _exact_linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """Product with the dequantized matrix, in float32, without rounding of the inputs to 8 bits."""
+    return F.linear(x_TI.float(), dequantize(weight), None if bias_O is None else bias_O.float()).to(x_TI.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A tensor that a call returns, or the contents of memory that it reads and writes."""
+
+    values: torch.Tensor
+    tolerance: float
+    is_memory: bool = False
+
+
+def _bind(
+    call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting
+) -> Callable[[], object]:
+    """A callable without arguments that makes the call."""
+    bound = call.bind(function, rows, setting)
+    return bound if pack is None else partial(bound, call.pack(pack, setting))
+
+
+def _run(
+    call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting
+) -> list[_Result]:
+    """Outputs of a call, then the contents of its pools and states; on the CPU."""
+    own = TrialSetting(**vars(setting))
+    with torch.inference_mode():
+        out = _bind(call, function, pack, rows, own)()
+        outputs = [_Result(each.to(CPU), _tolerance(each.dtype)) for each in (out if isinstance(out, tuple) else [out])]
+        tolerance = max(_tolerance(dtype) for dtype in (setting.dtype, setting.kv_dtype))
+        return [*outputs, *(_Result(read().to(CPU), tolerance, is_memory=True) for read in own.written)]
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Maximum relative error; 0 for indices."""
+    return 0.0 if dtype in (torch.int64, torch.int32) else TOLERANCES[dtype.itemsize]
+
+
+def _seconds(call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting) -> float:
+    """Minimum seconds of a call, after one that is not timed."""
+    times = []
+    with torch.inference_mode():
+        bound = _bind(call, function, pack, rows, setting)
+        for _ in range(TIMED_CALLS):
+            begin = time.perf_counter()
+            bound()
+            if setting.device.type != "cpu":
+                torch.accelerator.synchronize(setting.device)
+            times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def _first_difference(results: Sequence[_Result], expected: Sequence[_Result], tolerance: float | None) -> str:
+    """The first difference of the results from the reference's; empty if all are within the tolerance."""
+    if len(results) != len(expected):
+        return f"gives {len(results)} tensors, not {len(expected)}"
+    pairs = zip(results, expected, strict=True)
+    return next(filter(None, (_difference(result, right, tolerance) for result, right in pairs)), "")
+
+
+def _difference(result: _Result, right: _Result, tolerance: float | None) -> str:
+    """Difference of a result from the reference's, as the predicate of a sentence; empty if within the tolerance."""
+    got, expected = result.values, right.values
+    if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+        return f"gives {tuple(got.shape)} in {got.dtype}, not {tuple(expected.shape)} in {expected.dtype}"
+    if (got.isnan() & ~expected.isnan()).any():
+        return "gives NaN where the reference gives numbers; it may read memory that no token has written"
+    if (expected.isnan() & ~got.isnan()).any():
+        return "writes to memory of other tokens"
+    if not right.tolerance:
+        return "" if torch.equal(got, expected) else "gives other numbers than the reference"
+    got, expected = got.double().nan_to_num(), expected.double().nan_to_num()
+    error = float((got - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
+    limit = tolerance or right.tolerance
+    place = "leaves other numbers in memory than" if result.is_memory else "differs from"
+    if error > limit:
+        return f"{place} the reference by {error:.2g} times its largest number, more than {limit:g}"
+    gain = float((got * expected).sum() / expected.square().sum().clamp_min(1e-300)) - 1
+    if tolerance is None and expected.numel() >= LEAST_SCALED and abs(gain) > MAX_GAIN and expected.any():
+        return f"{place} the reference by a factor of {1 + gain:.3f}"
+    return ""
+
+
+def _written_slots(batch: AttentionBatch, window: int, block_size: int) -> torch.Tensor:
+    """Slots that may be read: those of the batch's sequences, from the first block that a new token attends to."""
+    slots = []
+    for index, length in enumerate(batch.context_lens):
+        table = batch.tables_N[batch.table_ptr[index] : batch.table_ptr[index + 1]].tolist()
+        num_new = batch.row_ptr[index + 1] - batch.row_ptr[index]
+        first = max(0, length - num_new - window + 1) // block_size * block_size if window else 0
+        slots += [table[place // block_size] * block_size + place % block_size for place in range(first, length)]
+    return torch.tensor(slots)

@@ -1,0 +1,119 @@
+"""A provider with kernels that crash, hang, raise and are wrong by 1 %: each is named and dropped, and the answers stay."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from checkpoints import mixed_prompts
+from launchers import LAUNCH, Finished, run
+
+PLUGIN = '''"""Kernels with faults, and a right one."""
+
+import os
+import signal
+import time
+
+from labinfer import register
+from labinfer.functions.provider import Provider
+from labinfer.functions.reference import attention, elementwise
+
+NUMBER = {number!r}  # another file for each test, whose trials are not cached
+
+
+def crashes(*arguments):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def ends(*arguments):
+    os._exit(3)
+
+
+def hangs(*arguments):
+    time.sleep(1000)
+
+
+def is_wrong(*arguments):
+    return attention.paged_attention(*arguments) * 1.01
+
+
+@register("function_provider", "faulty")
+class Faulty(Provider):
+    def register(self, registry, group_size):
+        calls = {{
+            "add_rms_norm": crashes,
+            "rotate_and_write": ends,
+            "silu_and_mul": hangs,
+            "paged_attention": is_wrong,
+            "argmax": lambda logits_BV: logits_BV.no_such_method(),
+            "gelu_and_mul": elementwise.gelu_and_mul,
+        }}
+        registry.add_all(calls, name="faulty")
+'''
+DROPPED = {
+    "add_rms_norm": "crashes: was ended by SIGSEGV, for 3 tokens in float32",
+    "rotate_and_write": "crashes: ended with exit code 3, for 3 tokens in float32",
+    "silu_and_mul": "hangs: no result within 5 s, for 3 tokens in float32",
+    "paged_attention": "differs from the reference by 0.01 times its largest number, more than 0.0001, for 3 tokens",
+    "argmax": "raises: ",
+}
+TRIED = "trying the kernels of this device and of plugins once"
+
+
+@pytest.fixture
+def plugin(tmp_path) -> Path:
+    path = tmp_path / "faulty.py"
+    path.write_text(PLUGIN.format(number=os.urandom(8).hex()))
+    return path
+
+
+def answer(tmp_path: Path, launcher: str, ranks: int, *flags: object) -> tuple[Finished, list[list[int]]]:
+    """A job of some prompts, and the tokens of its answers."""
+    given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    answers.unlink(missing_ok=True)
+    fields = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
+    prompts = mixed_prompts(3)
+    given.write_text("".join(json.dumps({"prompt_token_ids": ids} | fields) + "\n" for ids in prompts))
+    named = ("--dtype", "float32", "--log-level", "info", "--input", given, "--output", answers)
+    done = run(launcher, ranks, LAUNCH, *named, *flags)
+    assert done.returncode == 0, done.text
+    lines = sorted(map(json.loads, answers.read_text().splitlines()), key=lambda line: line["id"])
+    return done, [line["token_ids"] for line in lines]
+
+
+def dropped(done: Finished) -> list[str]:
+    """Texts of the dropped kernels that rank 0 logs."""
+    start = "labinfer: kernel dropped, the reference is used: "
+    return [line.removeprefix(start) for line in done.stderr.splitlines() if line.startswith(start)]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "flags"),
+    [
+        pytest.param("single", 1, (), id="one rank"),
+        pytest.param("torchrun", 2, ("-tp", "2"), id="tp 2", marks=pytest.mark.slow),
+        pytest.param("mpirun", 2, ("-pp", "2"), id="pp 2", marks=pytest.mark.slow),
+    ],
+)
+def test_each_fault_is_named_and_dropped(plugin, tmp_path, launcher, ranks, flags):
+    """In the first start after trials in another process; in the second one, they are known."""
+    _, expected = answer(tmp_path, launcher, ranks, *flags)
+    for number in range(2):
+        done, tokens = answer(tmp_path, launcher, ranks, *flags, "--plugin", plugin)
+        assert tokens == expected
+        found = dropped(done)
+        assert len(found) == len(DROPPED), done.text
+        for function, text in DROPPED.items():
+            assert any(line.startswith(f"{function}=faulty {text}") for line in found), done.text
+        assert (TRIED in done.stderr) == (number == 0), done.text
+
+
+def test_a_faulty_kernel_that_is_chosen_by_name_is_refused(plugin):
+    done = run("single", 1, LAUNCH, "--plugin", plugin, "--functions", "argmax=faulty", "--prompt", "x")
+    (line,) = done.our_errors
+    assert done.returncode == 2, done.text
+    assert "--functions argmax=faulty raises: --plugin faulty:" in line
+    assert "AttributeError: 'Tensor' object has no attribute 'no_such_method'" in line
+    assert line.endswith("fix it, or leave it out")
