@@ -69,7 +69,8 @@ def test_the_last_provider_of_a_device_describes_it(registered):
 
 
 @pytest.mark.parametrize(
-    ("device_type", "collectives", "captured"), [("cpu", "gloo", [True, True]), ("cuda", "nccl", [True, False])]
+    ("device_type", "collectives", "captured"),
+    [("cpu", "gloo", [True, True]), ("cuda", "nccl", [True, False]), ("npu", "hccl", [True, False])],
 )
 def test_devices_that_ship(device_type, collectives, captured):
     described = describe_device(device_type)
@@ -107,5 +108,5 @@ def _decode(length: int):
         attention=SimpleNamespace(context_lens=[length]),
         token_ids_T=torch.zeros(1, dtype=torch.int64),
         output_rows=None,
-        places=(1, 1, 1),
+        graph_key=(1, 1, 1),
     )
