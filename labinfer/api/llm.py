@@ -220,7 +220,7 @@ class LLM:
 
     @property
     def report(self) -> RunReport:
-        """Statistics of the last run (rank 0)."""
+        """Statistics of the last run; on rank 0 only."""
         return self._runner.report
 
     def record_steps(self, num_slices: int) -> None:

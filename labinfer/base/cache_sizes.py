@@ -1,4 +1,4 @@
-"""CacheSizes: numbers of KV blocks and recurrent-state slots of a model; all ranks have the same numbers."""
+"""CacheSizes: numbers of KV blocks and recurrent-state slots of a model, equal on every rank."""
 
 from __future__ import annotations
 

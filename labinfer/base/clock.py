@@ -1,4 +1,4 @@
-"""Clock: source of time that is passed to its users, so that a simulator or a test can replace it."""
+"""Clock: interface of a clock. Its users receive one, so that a simulator or a test can replace it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for ``seconds``."""
+        """Wait for ``seconds``."""
         ...
 
 

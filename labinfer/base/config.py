@@ -1,4 +1,4 @@
-"""User options: a frozen dataclass for each concern; each part of the program receives its own.
+"""User options: a frozen dataclass for each part of the program, which receives only its own.
 
 The command-line flags (``labinfer/cli/main.py``) and the keyword arguments of ``LLM`` are generated from these classes,
 so an option is written down once. Unknown keys are errors.
@@ -282,7 +282,7 @@ class SchedulerOptions:
 
     @property
     def chooses_drafts(self) -> bool:
-        """Whether draft lengths are chosen by measured step times."""
+        """Whether draft lengths are chosen at run time, from measured step times."""
         return self.speculative_config is not None and not self.speculative_config.num_speculative_tokens
 
     @property
@@ -320,10 +320,10 @@ class RuntimeOptions:
 
     @property
     def ports(self) -> range:
-        """Ports of ``port_range``; empty for any port.
+        """The ports in ``port_range``; empty if any port may be used.
 
         Raises:
-            UserError: ``port_range`` is no range of ports.
+            UserError: ``port_range`` is not a range of ports.
         """
         if not self.port_range:
             return range(0)
@@ -381,8 +381,7 @@ class EngineOptions:
 
     @classmethod
     def from_flat(cls, values: dict[str, Any]) -> EngineOptions:
-        """Make options from ``{"model": …, "tensor_parallel_size": …}``, the form of ``LLM(**values)`` and of the
-        flags.
+        """Make options from ``{"model": …, "tensor_parallel_size": …}``: keyword arguments of ``LLM``, or flags.
 
         Raises:
             UserError: a key is unknown, or a value has the wrong type or is out of bounds.
@@ -433,7 +432,7 @@ class EngineOptions:
         return (*ranks, speculation.draft_rank) if ranks and speculation and speculation.draft_rank else ranks
 
     def check(self) -> None:
-        """Check the values that depend on neither model nor machine.
+        """Check values of options that depend neither on the model nor on the machine.
 
         Raises:
             UserError: a value is wrong.

@@ -72,6 +72,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an exception is a failure of some work rather than the end of this process. A panic in a Rust library is
-    a failure, too: its class is no ``Exception``, and is known by its name as it cannot be imported."""
+    """Whether an exception means that some work has failed, rather than that this process is to end. A panic in a Rust
+    library is such a failure. Its class is not an ``Exception``; it is recognized by its name, as it cannot be
+    imported."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

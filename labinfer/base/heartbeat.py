@@ -19,9 +19,9 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """An unfinished wait of a process for other ranks."""
 
     rank: int | None
-    """Rank that waits; None for the gateway."""
+    """The waiting rank; None for the gateway."""
     peers: str
-    """Ranks that it waits for: ``1``, ``1-3`` or ``0, 2``."""
+    """The ranks that are waited for: ``1``, ``1-3`` or ``0, 2``."""
     step: int
     """Id of the step in which the rank waits; -1 before the first step."""
     seconds: float
@@ -58,7 +58,7 @@ class HeartbeatMonitor:
             self._heard[peer] = self._clock()
 
     def forget(self, peer: Hashable) -> None:
-        """Stop monitoring a peer."""
+        """Stop monitoring ``peer``."""
         self._heard.pop(peer, None)
 
     def age(self, peer: Hashable) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 MAX_DEPTH = 64
-"""Maximum nesting of objects and arrays in a JSON value that a request passes to a library."""
+"""Maximum nesting of objects and arrays in a JSON value of a request, if the value is passed to a library."""
 
 
 def exceeds_max_depth(value: Any) -> bool:

@@ -68,7 +68,8 @@ MODEL_FAMILIES = {
     "MiniCPM3ForCausalLM": "families.minicpm3",
     "GptOssForCausalLM": "families.gpt_oss",
 }
-"""Module in ``labinfer.models`` by family: the class name, as in ``architectures`` of ``config.json``."""
+"""Module in ``labinfer.models`` that implements a model family, by class name as in ``architectures`` of
+``config.json``."""
 
 KINDS: dict[str, Kind] = {
     "scheduling_policy": Kind(

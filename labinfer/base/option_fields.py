@@ -1,4 +1,4 @@
-"""option: dataclass fields that are also command-line flags, with conversion and checks of their values."""
+"""option: makes a dataclass field that is also a command-line flag. Values are converted and checked here."""
 
 from __future__ import annotations
 

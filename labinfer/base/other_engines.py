@@ -1,4 +1,4 @@
-"""Flags and keyword arguments of vLLM, SGLang and llama.cpp: aliases of options, and hints for all others."""
+"""Flags and keyword arguments of vLLM, SGLang and llama.cpp: aliases of options here, or hints what to use instead."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REPLACEMENTS = {
     "--tool-call-parser": REPLY_FORMAT,
     "--reasoning-parser": REPLY_FORMAT,
 }
-"""Flags of other engines with a like meaning, and the flags here."""
+"""Flags of other engines with a similar meaning, each with the flag to use here."""
 
 NEEDLESS = {
     "--trust-remote-code": "the code of a checkpoint is never run",
@@ -78,7 +78,8 @@ similar."""
 
 
 def suggest(flag: str, known: Collection[str]) -> str:
-    """Hint for an unknown flag, to follow ``unknown option FLAG``: what to give in its place, or why to leave it out; may be empty.
+    """Hint for an unknown flag, to append to ``unknown option FLAG``: which flag to use, or why none is needed; may be
+    empty.
 
     Args:
         known: flags of the command.
@@ -92,7 +93,7 @@ def suggest(flag: str, known: Collection[str]) -> str:
 
 
 def _nearest(flag: str, known: Collection[str]) -> str:
-    """The flag that ``flag`` abbreviates or misspells; empty if there is none, or several."""
+    """The flag that ``flag`` abbreviates or misspells; empty if there is none, or if there are several."""
     names = {name.lstrip("-"): name for name in known}  # common dashes would make all names similar
     word = flag.lstrip("-")
     candidates = sorted((name for name in names if name.startswith(word)), key=len)  # that ``word`` may abbreviate

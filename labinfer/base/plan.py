@@ -16,7 +16,7 @@ from labinfer.base.draw_params import DrawParams
 TOKEN_BYTES, FLOAT_BYTES, STEP_ID_BYTES = 5, 9, 9
 """Maximum size in bytes of a token id (32 bits), a float and a step id in msgpack."""
 POOLINGS = ("last", "mean", "cls")
-"""Poolings of a prompt's final hidden states: the last token's, the mean over all tokens, or the first token's."""
+"""Ways to pool a prompt's final hidden states: the last token's, the mean over all tokens, or the first token's."""
 WHOLE_PROMPT_POOLINGS = ("mean", "cls")
 """Poolings that need hidden states of tokens before the last one: no part of the prompt may come from the prefix cache."""
 NO_SLOT = -1
@@ -33,7 +33,8 @@ MoveKind = Literal[
     "swap_out_state",
     "swap_in_state",
 ]
-"""Moves of KV blocks, of window blocks (separate KV blocks of sliding-window layers), and of recurrent states."""
+"""Kinds of moves: copies and swaps of KV blocks, of window blocks (separate KV blocks of sliding-window layers), and of
+recurrent states."""
 
 
 class TokenSampling(DrawParams, frozen=True, array_like=True, kw_only=True):
@@ -45,7 +46,7 @@ class TokenSampling(DrawParams, frozen=True, array_like=True, kw_only=True):
     """Whether ``logprobs`` are computed after the logits processors (for beam search) rather than before."""
     prompt_logprobs: int | None = None
     processors: list[tuple[str, Any]] = []
-    """Name and argument of each logits processor, in order."""
+    """Name and argument of each logits processor, in the order in which they run."""
     pooling: str = ""
     """Pooling of an embedding request, one of ``POOLINGS``: the result is a vector, and nothing is sampled. Empty for
     generation."""
@@ -112,8 +113,8 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     masks: tuple[bytes, ...] = ()
     """Bit mask of the allowed tokens for each token to sample, see ``engine/guide.py``; empty for no constraint."""
     first_window_block: int = 0
-    """``first_block`` for the window blocks, if sliding-window layers have blocks of their own; ``new_window_blocks``
-    likewise. Leading entries of that block table may be stale, as no token attends to them."""
+    """``first_block`` for the block table of window blocks, if sliding-window layers have blocks of their own (see also
+    ``new_window_blocks``). Leading entries of that table may be stale, as no token attends to them."""
     new_window_blocks: list[int] = []
     is_decode: bool = False
     """Whether the entry is a decode: no token to run is a prompt token, and a token is sampled after each of them."""
@@ -171,7 +172,8 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the sampled tokens, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of prompt tokens, if requested: for each token of the chunk, that of the next prompt token."""
+    """Log-probabilities of prompt tokens, if requested: one for each token of the chunk, namely that of the prompt
+    token after it."""
     vector: tuple[float, ...] = ()
     """Pooled vector of an embedding request, in the result of the prompt's last token."""
     draft: tuple[int, ...] = ()

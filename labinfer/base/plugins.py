@@ -28,9 +28,9 @@ from labinfer.base.sampling_params import SamplingParameter
 
 FLAG = "--plugin"
 ENTRY_POINTS = "labinfer.plugins"
-"""Entry-point group of installed packages in which plugin names are looked up."""
+"""Group of entry points in installed packages, in which names of plugins are looked up."""
 LAB = Path(labinfer.__file__).parents[1] / "lab"
-"""Folder of a checkout for experiments: ``--plugin NAME`` finds ``lab/NAME.py``."""
+"""Folder for experiments in a checkout of this project: ``--plugin NAME`` finds ``lab/NAME.py``."""
 PROCESSOR = "logits_processor"
 MAX_BYTES = 1 << 24
 """Maximum size in bytes of a plugin file, which is sent to the other ranks."""
@@ -70,7 +70,7 @@ class Plugins:
         self.loaded: list[PluginSource] = []
 
     def load(self, sources: Iterable[PluginSource]) -> None:
-        """Import plugins, in this order. Plugins that are loaded already are skipped.
+        """Import plugins in the given order. Plugins that are already loaded are skipped.
 
         Raises:
             UserError: a plugin raises, or another one of its name is loaded; the text names file and line.
@@ -140,7 +140,8 @@ PLUGINS = Plugins()
 
 
 def named_plugins(arguments: Sequence[str]) -> list[str]:
-    """Values of ``--plugin`` in the arguments of a command line before they are parsed: a plugin may add commands and flags."""
+    """Values of ``--plugin`` in the arguments of a command line that is not parsed yet: plugins may add commands and
+    flags."""
     names = []
     for index, argument in enumerate(arguments):
         if argument == "--":
@@ -230,7 +231,7 @@ def read_file(option: str, path: Path) -> PluginSource:
 
 
 def run_file(source: PluginSource) -> types.ModuleType:
-    """Run a file as a module in ``sys.modules``, where dataclasses look it up."""
+    """Run a plugin's file as a module. It is added to ``sys.modules``, where dataclasses look it up."""
     name = f"labinfer_plugin_{source.name}"
     module = types.ModuleType(name, f"The plugin {source.path}.")
     module.__file__ = source.path

@@ -16,7 +16,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Default pooling of a checkpoint, for embedding requests that name none."""
 
     pooling: str = "last"
-    """One of ``plan.POOLINGS``."""
+    """Pooling of requests that name none, one of ``plan.POOLINGS``."""
     normalize: bool = True
     """Whether vectors are scaled to Euclidean length 1."""
     is_embedder: bool = False
@@ -29,7 +29,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warning(self) -> str:
-        """Warning for the startup log; empty for none."""
+        """Warning about the pooling, for the startup log; empty for none."""
         if self.refusal:
             return f"embeddings: {self.refusal}"
         if self.default_prompt:
@@ -40,7 +40,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def resolve(self, pooling: str | None) -> str:
-        """Resolve the pooling of a request.
+        """Choose the pooling of a request.
 
         Args:
             pooling: pooling of the request; None for the model's default.
@@ -72,7 +72,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
             pooling: pooling of the request; naming any pooling permits the scores.
 
         Raises:
-            UserError: the request names no pooling, and the model is no embedding model.
+            UserError: the request names no pooling, and the model is not an embedding model.
         """
         if self.resolve(pooling) and pooling is None and not self.is_embedder:
             raise UserError(

@@ -15,11 +15,11 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     hop: float = 0.0
     """Seconds from the end of a stage's step to the beginning of the next stage's step; 0 with a single stage."""
     swapped_block: float = 0.0
-    """Seconds to swap a KV block out to the host pool and back; 0 without a host pool."""
+    """Seconds to swap a KV block out to host memory and back; 0 if there is no host pool."""
     swapped_window_block: float = 0.0
     """Seconds to swap a window block out and back; 0 if sliding-window layers have no blocks of their own."""
     swapped_state: float = 0.0
-    """Seconds to swap the recurrent state of a sequence out and back; 0 without states."""
+    """Seconds to swap the recurrent state of a sequence out to host memory and back; 0 without recurrent states."""
     alone: list[list[float]] = []
     """Times as in ``by_stage``, but measured while all other stages are idle; ``by_stage`` is measured while all are
     busy. An idle stage leaves memory bandwidth, and possibly cores, to the busy one. Empty if the times do not differ."""

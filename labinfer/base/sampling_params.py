@@ -49,10 +49,10 @@ class Bounds:
     least: float
     most: float
     text: str = ""
-    """The bounds in words; by default "from … to …"."""
+    """The bounds in words, for errors; by default "from … to …"."""
 
     def check(self, name: str, kind: type, value: Any) -> None:
-        """Reject a value of another type or out of bounds; NaN is out of bounds.
+        """Reject a value of another type, or out of bounds. NaN is out of bounds.
 
         Raises:
             UserError: the text names the field and its bounds.
@@ -98,7 +98,7 @@ class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
         help: description for ``--help`` and ``/openapi.json``.
 
     Raises:
-        UserError: the default is no number, or out of the bounds.
+        UserError: the default is not a number, or out of bounds.
     """
 
     default: int | float
@@ -122,7 +122,7 @@ class SamplingParameter(msgspec.Struct, frozen=True, kw_only=True):
         """Convert a value to ``kind``.
 
         Raises:
-            UserError: the value is no number, or out of the bounds.
+            UserError: the value is not a number, or out of bounds.
         """
         if self.kind is int and isinstance(value, float):
             if not float.is_integer(value):
@@ -166,8 +166,8 @@ BIAS = Bounds(-100.0, 100.0)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_TakesParameters):
-    """Sampling parameters of one request. Names and meanings are those of vLLM and Transformers;
-    ``sampling_parameters`` are further keywords.
+    """Sampling parameters of one request. Names and meanings are those of vLLM and Transformers.
+    ``sampling_parameters`` of plugins are further keywords.
 
     Logits processors are applied first, then temperature, then the candidate filters top-k, top-p, min-p and typical-p,
     each to the tokens that the previous one kept.
@@ -196,11 +196,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Factor that penalizes tokens of prompt and answer: it divides their positive logits, and multiplies their
     negative ones (arXiv:1909.05858)."""
     presence_penalty: Penalty = 0.0
-    """Subtracted once from the logit of each token in the answer."""
+    """Value that is subtracted once from the logit of each token that the answer contains."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from the logit of a token once for each time it is in the answer."""
+    """Value that is subtracted from the logit of a token for each time that the answer contains the token."""
     logit_bias: dict[int, float] = {}
-    """Values to add to logits, by token id."""
+    """Values that are added to logits, by token id."""
     bad_words: Annotated[tuple[str, ...], TextBounds(MAX_BAD_WORDS, MAX_STOP_LENGTH)] = ()
     """Strings that are never generated."""
     allowed_token_ids: tuple[int, ...] = ()
@@ -209,7 +209,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Values for plugins' logits processors, by name, in the order in which the processors run; see
     ``SamplingParameter``."""
     seed: Annotated[int, Bounds(0, MAX_SEED, "from 0 to 2**63-1")] = 0
-    """Random seed. A seed gives the same tokens on every layout and in every batch (fp32)."""
+    """Random seed. Equal seeds give equal tokens on every layout and in every batch (in float32)."""
     stop: Annotated[tuple[str, ...], TextBounds(MAX_STOP_STRINGS, MAX_STOP_LENGTH)] = ()
     """Stop strings: generation ends before the first one that occurs."""
     stop_token_ids: tuple[int, ...] = ()
@@ -380,7 +380,8 @@ def _bounds() -> tuple[dict[str, tuple[type, Bounds]], dict[str, TextBounds], fr
 
 
 NUMBERS, TEXTS, OPTIONAL = _bounds()
-"""Number fields with their types and bounds, fields that are lists of strings, and those that may be None."""
+"""Type and bounds of each numeric field, bounds of each field that is a list of strings, and names of the fields that
+may be None."""
 
 
 def _check_bias(bias: Any) -> None:

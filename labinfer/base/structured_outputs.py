@@ -17,14 +17,14 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_GRAMMAR_LENGTH)]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The form of an answer: exactly one of these fields is given. Names and meanings are vLLM's.
+    """Constraint on an answer: exactly one of the fields is given. Names and meanings are vLLM's.
 
     Raises:
         UserError: no field or several are given, or one is out of its bounds.
     """
 
     json: dict[str, Any] | Text | None = None
-    """A JSON schema (draft 2020-12) that the answer, a JSON value, must meet; an object, or the text of one."""
+    """JSON schema (draft 2020-12) that the answer must match, as an object or as JSON text."""
     json_object: bool | None = None
     """True if the answer may be any JSON object."""
     regex: Text | None = None

@@ -86,7 +86,7 @@ def make_bars(slices: Iterable[Slice]) -> list[Bar]:
     """Merge consecutive work slices of a rank on one micro-batch into bars.
 
     Args:
-        slices: slices sorted by time; the bars have the same order.
+        slices: slices sorted by time, as the bars will be.
     """
     bars: list[Bar] = []
     goes_on = False

@@ -43,8 +43,9 @@ class RunReport:
     generated_tokens: int = 0
     """Output tokens of all answers so far, including unfinished ones."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Counters of the scheduler: ``preemptions``; ``swaps``, preemptions by swapping; ``looked_up``, tokens of requests at each
-    admission; ``found``, prefix-cache hits among these tokens; and counters of drafts (see ``DraftFigures``)."""
+    """Counters of the scheduler: ``preemptions``; ``swaps`` (preemptions by swapping); ``looked_up`` (tokens of
+    sequences, counted at each admission); ``found`` (prefix-cache hits among these tokens); and counters of drafts (see
+    ``DraftFigures``)."""
     wall_time: float = 0.0
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
@@ -60,7 +61,7 @@ class RunReport:
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of the tokens of admitted requests that were prefix-cache hits."""
+        """Fraction of the tokens of admitted sequences that were prefix-cache hits."""
         return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
     def expert_tokens(self) -> dict[int, list[int]]:

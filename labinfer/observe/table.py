@@ -1,4 +1,4 @@
-"""Plain-text tables and human-readable quantities."""
+"""Tables as plain text, and quantities in readable units."""
 
 from __future__ import annotations
 

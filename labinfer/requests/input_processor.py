@@ -274,7 +274,7 @@ class InputProcessor:
         return self.tokenizer.digest if self.tokenizer is not None else ""
 
     def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer.
+        """Return the tokenizer; for prompts that need one.
 
         Raises:
             UserError: the checkpoint has none.

@@ -98,7 +98,7 @@ def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored
 
 
 def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
-    """Refuse JSON with so many values that decoding would be slow. Counting them takes 10 ms for each MiB of ``data``.
+    """Refuse JSON that would be slow to decode, because it has too many values. Counting them takes 10 ms for each MiB of ``data``.
 
     Raises:
         WrongBody: the data exceeds ``MAX_PARTS`` or ``MAX_ITEMS``.

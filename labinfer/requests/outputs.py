@@ -71,7 +71,7 @@ class RequestOutput:
     completions: list[Completion]
     """The ``n`` answers; with ``best_of`` and beam search, the best comes first."""
     prompt_logprobs: list[TokenLogprobs] | None
-    """Logprobs of each prompt token but the first, if requested."""
+    """Logprobs of each prompt token except the first, if requested."""
     num_cached_tokens: int
     """Prompt tokens that were prefix-cache hits when the first answer began."""
     num_output_tokens: int

@@ -111,7 +111,8 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
     "logprobs": bool | int | None,  # a count; true or false in OpenAI's chat bodies, with top_logprobs
 }
-"""Sampling fields whose JSON type differs from ``SamplingParams``, or has bounds."""
+"""For sampling fields whose type in JSON differs from that in ``SamplingParams``, or that have bounds: the type in
+JSON."""
 
 
 def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:

@@ -27,7 +27,7 @@ RESERVED = frozenset(
 
 
 class ChatTemplate:
-    """A Jinja template, in the environment that Hugging Face's templates expect.
+    """A Jinja template that turns a conversation into text, in the environment that Hugging Face's templates expect.
 
     Args:
         source: text of the template.

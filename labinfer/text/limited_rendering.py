@@ -40,7 +40,7 @@ _WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
 
 
 class RenderingEnded(Exception):
-    """A rendering exceeded a limit; the message says which."""
+    """The rendering of a template exceeded a limit; the message says which."""
 
 
 class _LimitedCode(CodeGenerator):
@@ -157,12 +157,12 @@ class _Watch:
 
 
 def _raise_in(thread: int) -> None:
-    """Raise ``RenderingEnded`` asynchronously in a thread."""
+    """Raise ``RenderingEnded`` asynchronously in another thread."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RenderingEnded))
 
 
 def _own_bytes() -> int:
-    """Resident memory of this process; 0 if unknown."""
+    """Resident memory of this process in bytes; 0 if unknown."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize()
     return 0

@@ -63,7 +63,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tool calls of an assistant's message, whose content may then be null."""
     reasoning: str | None = None
     reasoning_content: str | None = None
-    """Older name of ``reasoning``, the reasoning of an assistant's message."""
+    """Older name of ``reasoning``: the reasoning in an assistant's message."""
     tool_call_id: str | None = None
     """Id of the tool call that a message of role ``tool`` answers."""
     function_call: CalledFunction | None = None

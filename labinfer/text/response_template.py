@@ -87,7 +87,7 @@ class ResponseTemplate:
 
     @classmethod
     def parse(cls, source: Any) -> ResponseTemplate:
-        """Parse a template.
+        """Parse a response template from JSON.
 
         Raises:
             ValueError: the template is invalid; the message says which part.

@@ -97,7 +97,7 @@ class JobOutput:
             self._journal.add(JournalEntry(number=number, end=self._file.num_bytes(), digest=digest, failed=failed))
 
     def close(self) -> None:
-        """Close the file, and unlock the journal."""
+        """Close the output file, and unlock the journal."""
         self._file.close()
         if self._journal is not None:
             self._journal.close()

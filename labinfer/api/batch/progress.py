@@ -17,7 +17,7 @@ JSONL_SECONDS = 1.0
 
 
 class JobProgress:
-    """Progress on standard error while a job runs.
+    """Progress of a job, written to standard error while it runs.
 
     Args:
         form: value of ``--progress``.
@@ -45,7 +45,7 @@ class JobProgress:
         return self._form == "jsonl"
 
     def due(self) -> bool:
-        """Whether it is time to call ``show``."""
+        """Whether enough time has passed since the last ``show``."""
         if self.is_for_machines:
             return self._clock() - self._last >= JSONL_SECONDS
         return self._form == "auto" and self._line.due()
@@ -107,5 +107,5 @@ class JobProgress:
         )
 
     def close(self) -> None:
-        """Clear the live line."""
+        """Clear the live line on a terminal."""
         self._line.close()

@@ -1,1 +1,1 @@
-"""Bench: benchmarks of an engine: requests, their arrivals, and statistics of their times."""
+"""Bench: benchmarks of an engine; their requests, arrival times, and statistics."""

@@ -11,7 +11,7 @@ from labinfer.cli.bench.model import BenchModel
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The result of a benchmark."""
+    """The result of a benchmark, as text and as numbers."""
 
     text: str
     """Tables to print."""

@@ -35,7 +35,7 @@ STYLE = {
     "pdf.fonttype": 42,  # publishers refuse matplotlib's default, type 3 fonts
 }
 NANOSECONDS = 1e6
-"""Nanoseconds per millisecond."""
+"""Number of nanoseconds in a millisecond."""
 POINTS = 72
 """Typographic points per inch, the unit of line widths and fonts."""
 

@@ -201,7 +201,7 @@ def _gather_free(group: RankGroup, layout: Layout, num_kv_blocks: int) -> dict[i
 
 
 def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]) -> Layout | None:
-    """The layout of the draft model; None without a draft model."""
+    """Compute the layout of the draft model; None if there is no draft model."""
     speculation = session.options.scheduler.speculative_config
     if speculation is None or not speculation.model:
         return None

@@ -30,7 +30,7 @@ LINK_HEADER = ("link", "latency ms", "Mbit/s")
 
 
 def run(session: Session, own: ProbeOptions) -> int:
-    """Probe all machines at the same time, or use earlier measurements. Rank 0 prints tables, and writes ``--save``."""
+    """Probe all machines in parallel, or use earlier measurements. Rank 0 prints tables, and writes ``--save``."""
     group = session.join()
     file = None
     with group.raise_on_all_ranks():

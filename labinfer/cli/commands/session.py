@@ -42,7 +42,7 @@ function receives only the session. Contract:
 
 @dataclass(kw_only=True)
 class Session:
-    """One run of one command on this rank."""
+    """The run of one command on this rank."""
 
     environment: LaunchEnvironment
     options: EngineOptions

@@ -1,4 +1,4 @@
-"""Backend: the interface of a model that answers a chat, and the reply."""
+"""Backend: the interface of a model to chat with; ChatReply: its answer so far."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from labinfer.requests.openai.api_object import ApiObject, Count
 
 
 class ModelStage(ApiObject):
-    """A pipeline stage of a model: its number of tensor-parallel ranks, and the dtype and quantization of its weights ("none" if not quantized)."""
+    """A pipeline stage of a model: number of tensor-parallel ranks, and dtype and quantization of the weights ("none"
+    if they are not quantized)."""
 
     tensor_parallel_size: Count
     dtype: str

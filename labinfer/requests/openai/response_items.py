@@ -109,8 +109,9 @@ def new_id(kind: str) -> str:
 
 
 def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Convert items to chat template messages. Consecutive reasoning, text and calls of the assistant become one message. So do
-    ``instructions`` and leading system messages, as many templates accept only one.
+    """Convert items to chat template messages. Consecutive reasoning, text and function calls of the assistant become
+    one message. ``instructions`` and leading system messages also become one message, as many templates accept only
+    one.
 
     Args:
         items: items without references.

@@ -26,7 +26,7 @@ WINDOW_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 """Default value of the header ``Retry-After``, in seconds."""
 LOADING_SECONDS = 5.0
-"""``Retry-After`` while models are loaded, in seconds."""
+"""Value of the header ``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
 """Maximum number of idle callers (API keys or their users) whose rate-limit debt is kept. Above it, those with the
@@ -115,7 +115,7 @@ class AdmissionControl:
         return f"{text}; send the next request when one has finished"
 
     async def _await_turn(self, account: _Account, prompt_tokens: int) -> None:
-        """Wait until an ending request of the same account passes its slot on to this one."""
+        """Wait until an ending request of ``account`` passes its slot on to this one."""
         turn = asyncio.get_running_loop().create_future()
         account.waiting[turn] = None
         try:

@@ -60,7 +60,7 @@ class BatchFile:
         self._longest = max_body_size * MIB + ENVELOPE_BYTES
 
     def lines(self) -> Iterator[tuple[int, bytes | LongLine]]:
-        """(line number, line) of each non-empty line."""
+        """Yield (line number, line) of each non-empty line."""
         with contextlib.closing(JsonlReader(str(self._path), self._longest)) as lines:
             yield from lines
 

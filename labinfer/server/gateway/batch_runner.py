@@ -168,7 +168,7 @@ class BatchRunner:
         return []
 
     async def _answer_rest(self, owner: str, batch: Batch, file: BatchFile, output: JobOutput) -> None:
-        """Answer the unanswered lines, until all are answered or the batch is cancelled."""
+        """Answer the lines that have no answer yet, until all are answered or the batch is cancelled."""
         num_failed = output.num_failed
         self._count(
             owner, batch.id, RequestCounts(batch.request_counts.total, len(output.digests) - num_failed, num_failed)

@@ -24,7 +24,7 @@ class BodyMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether a body of the maximum length would be rejected for every caller."""
+        """Whether the memory is used up so far that a body of the maximum length would be rejected for every caller."""
         return self._num_bytes > self._most - self._most_per_caller
 
     def lease(self, caller: str) -> BodyLease:
@@ -71,6 +71,6 @@ class BodyLease:
             self._num_counted = self.num_bytes
 
     def close(self) -> None:
-        """Release the memory. Idempotent."""
+        """Release the memory of the body. Idempotent."""
         self._memory._add(self._caller, -self._num_counted)
         self._num_counted = 0

@@ -70,7 +70,7 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """Work of a rank between two stats."""
+    """The work of a rank in the time between two stats."""
 
     rank: int
     stage: int

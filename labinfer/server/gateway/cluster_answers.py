@@ -27,7 +27,8 @@ class Percentiles(ApiObject):
 
 
 class StatsPoint(ApiObject, kw_only=True):
-    """Work of a model since the previous point. Rates are per second. Points older than five minutes cover ten seconds each."""
+    """Work of a model in the time since the previous point. Rates are per second. A point older than five minutes
+    covers ten seconds."""
 
     time_us: Count
     """Time at which the statistics were taken, in microseconds since 1970."""
@@ -46,7 +47,8 @@ class StatsPoint(ApiObject, kw_only=True):
     time_per_output_token: Percentiles | None
     """Mean inter-token latency of the answers that ended in the last minute; null without an answer of two tokens."""
     queue_time: Percentiles | None
-    """Time in the engine's waiting queue, of the answers with a first token in the last minute."""
+    """Time that answers waited in the engine's waiting queue, for those with a first token in the last minute; null
+    without any."""
     prefix_cache_hit_rate: float | None
     """Fraction of the prompt tokens of the last minute that were prefix-cache hits; null without prompts."""
     preemptions: Count
@@ -59,8 +61,8 @@ class StatsPoint(ApiObject, kw_only=True):
 
 
 class RankTraffic(ApiObject):
-    """Bytes that one rank has sent to another for a model: in total, per second, and per step of the rank. The last two cover the last few
-    seconds; null if the rank has reported only once or ran no step."""
+    """Traffic from one rank to another for a model: bytes sent in total, per second, and per step of the sending rank.
+    The last two cover the last few seconds; they are null if the rank has reported only once, or ran no step."""
 
     source: Count
     destination: Count
@@ -70,7 +72,7 @@ class RankTraffic(ApiObject):
 
 
 class StageLoad(ApiObject):
-    """Load of a stage's busiest rank: its busy fraction of the time with work, and its mean step time in seconds."""
+    """Load of a stage's busiest rank: its busy fraction (of the time with work), and its mean step time in seconds."""
 
     stage: Count
     busy: float
@@ -78,8 +80,9 @@ class StageLoad(ApiObject):
 
 
 class StageSpeed(ApiObject):
-    """Mean step time, in seconds, of a stage's slowest rank over the last minute with work; the time expected from the stage's initial speed
-    relative to the other stages; and the ratio of the two. The last two are null until ``drift`` is known."""
+    """Speed of a stage over the last minute with work: mean step time of its slowest rank in seconds; the step time
+    expected from the stage's speed at the start relative to the other stages; and the ratio of the two. The last two
+    are null until ``drift`` is known."""
 
     stage: Count
     rank: Count
@@ -89,7 +92,7 @@ class StageSpeed(ApiObject):
 
 
 class BottleneckReport(ApiObject, kw_only=True):
-    """Bottleneck of a model's throughput, measured over the last seconds with work.
+    """Bottleneck of a model's throughput, as found in the last seconds with work.
 
     ``stage``: one stage computes much longer than the others. ``stages``: all stages compute nearly all the time. ``requests``:
     fewer sequences ran than there are stages. ``communication``: stage-to-stage latency is most of the busiest stage's idle time in a step.
@@ -125,11 +128,11 @@ class LayoutDrift(ApiObject, kw_only=True):
     """Relative slowdown of each stage: its time as a multiple of its time at the start, divided by the median multiple
     of the other stages."""
     slow_stage: Count | None
-    """Stage that has slowed down relative to the others, or null."""
+    """Index of the stage that has slowed down relative to the others, or null."""
     slow_rank: Count | None
     """Slowest rank of ``slow_stage``."""
     better_layers: list[Count] | None
-    """Layers per stage of a split with at least 15 % more throughput, or null."""
+    """Number of layers per stage in a better split, which would have at least 15 % more throughput; or null."""
     gain: float
     """Throughput gain of ``better_layers``, as a fraction; 0 without it."""
 
@@ -148,7 +151,8 @@ class StatsEvent(StatsPoint, tag_field="object", tag="cluster.stats"):
 
 
 class StepSequence(ApiObject):
-    """One sequence in a step: tokens it ran, context length before them, and whether it is decoding."""
+    """One sequence in a step: number of tokens that the step ran, context length before them, and whether the sequence
+    is decoding."""
 
     request: str
     tokens: Count
@@ -167,7 +171,7 @@ class Step(ApiObject):
 
 
 class RankTrace(ApiObject):
-    """Trace slices of a rank: name, begin and end in microseconds since 1970, and step id (-1 without a step)."""
+    """Trace slices of a rank: name, begin and end in microseconds since 1970, and step id (-1 outside a step)."""
 
     rank: Count
     slices: list[tuple[str, Count, Count, int]]
@@ -209,7 +213,7 @@ class RankExpertReads(ApiObject):
     misses: Count
     bytes_read: Count
     stall_seconds: float
-    """Time in which computation waited for an expert to be read."""
+    """Seconds in which computation waited for an expert to be read."""
 
 
 class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
@@ -235,9 +239,9 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     """Latency in seconds of a message between two stages, measured at the start; null if not measured."""
     ranks: list[ClusterRank]
     experts: list[LayerExperts]
-    """One entry per MoE layer."""
+    """Tokens routed to each expert; one entry per MoE layer."""
     expert_reads: list[RankExpertReads]
-    """One entry per rank with ``--expert-offload``."""
+    """Expert cache statistics; one entry per rank with ``--expert-offload``."""
     links: list[RankTraffic]
     stages: list[StageSpeed]
     """Speed of each stage; empty until the model has run steps."""

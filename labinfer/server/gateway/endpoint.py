@@ -19,7 +19,7 @@ from labinfer.server.gateway.options import ServerOptions
 ANYWHERE = (400, 403, 405, 421, 431, 500)
 """Error statuses of every endpoint. Endpoints whose HTTP method changes nothing (GET, HEAD, …) have no 403."""
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
-"""Error statuses of endpoints that read a body."""
+"""Error statuses of endpoints that read a request body."""
 GENERATING = (*READING, 408, 499)
 STORED = (*ANYWHERE, 404)
 LOOKING = (*ANYWHERE, 404, 503)
@@ -31,7 +31,7 @@ Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A path, its method and handler, and its description in ``/openapi.json``."""
+    """An endpoint: its path, HTTP method and handler, and what ``/openapi.json`` says about it."""
 
     method: str
     path: str

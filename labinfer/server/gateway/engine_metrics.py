@@ -14,7 +14,7 @@ from labinfer.server.link.stats import STEP_TOKEN_BUCKETS, EngineStats, RankStat
 
 MODEL_LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label ``engine``, by which vLLM numbers data-parallel replicas; there is one here."""
+"""Value of the metrics label ``engine``. In vLLM it is the number of a data-parallel replica; here there is always one."""
 RANK_LABELS = ("model_name", "rank", "stage", "tp_rank")
 EXPERT_LABELS = ("model_name", "layer", "expert")
 LINK_LABELS = ("model_name", "source", "destination")

@@ -18,10 +18,10 @@ class ErrorForm:
     """Name of the API in ``/openapi.json``; empty for OpenAI's."""
     answer: type[ApiObject]
     make: Callable[[ApiError, str], ApiObject]
-    """Makes the body from an error and its request id."""
+    """Function that makes the body of an error response from an error and its request id."""
 
 
 ANTHROPIC_ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)
 VERSION_HEADER = "anthropic-version"
-"""Header that every request of Anthropic's clients carries."""
+"""HTTP header that every request of Anthropic's clients carries."""
 OPENAI_ERRORS = ErrorForm("", ErrorAnswer, lambda error, request_id: error.body())

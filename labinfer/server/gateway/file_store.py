@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 SECRET_BYTES = 32
 MAX_FILES = 10_000
-"""Maximum files of one caller."""
+"""Maximum number of files per caller."""
 UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
 ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
 """Names of files with a batch's answers, as this store makes them. Other files in the folder are never touched."""
@@ -203,7 +203,7 @@ class FileStore:
         return _owned_record(self._batches, owner, id, "batch").batch
 
     def all_batches(self) -> list[StoredBatch]:
-        """Batches of all owners."""
+        """All stored batches, of all owners."""
         return list(self._batches.values())
 
     def put_batch(self, owner: str, batch: Batch, is_lasting: bool = True) -> None:
@@ -258,7 +258,7 @@ class FileStore:
             )
 
     def release(self, owner: str, num_bytes: int) -> None:
-        """Release ``num_bytes`` of a reservation."""
+        """Release ``num_bytes`` that were reserved but are not used."""
         self._num_bytes[owner] -= num_bytes
 
     def new_upload_path(self) -> Path:
@@ -320,7 +320,7 @@ class Upload:
         self._num_bytes = 0  # reserved bytes
 
     def write(self, data: bytes) -> None:
-        """Append ``data``.
+        """Append ``data`` to the file.
 
         Raises:
             ApiError: the file is too long, or there is no space for it.
@@ -332,7 +332,7 @@ class Upload:
         self._file.write(data)
 
     def finish(self, filename: str, purpose: str) -> FileObject:
-        """Store the complete file."""
+        """Store the file, whose upload is complete."""
         self._close_file()
         return self._store.adopt(self._owner, self._path, filename, purpose)
 
@@ -367,7 +367,7 @@ def _owned_record(records: Mapping[str, Record], owner: str, id: str, kind: str,
 
 
 def _load(path: Path, kind: type[Record]) -> Record:
-    """Decode a record.
+    """Read a record from its JSON file.
 
     Raises:
         UserError: the file is not in this server's format.

@@ -112,7 +112,7 @@ class GenerationTask:
         return task
 
     async def outputs(self) -> list[RequestOutput] | list[EmbeddingOutput]:
-        """Await all answers or embeddings.
+        """Wait for all answers or embeddings, and return them.
 
         Raises:
             ApiError: the task has failed.
@@ -165,7 +165,7 @@ class GenerationTask:
 
     @property
     def is_done(self) -> bool:
-        """Whether all requests are complete."""
+        """Whether all of the task's requests are complete."""
         return bool(self.opened) and all(opened.is_done for opened in self.opened)
 
     def give_up(self) -> None:

@@ -120,7 +120,7 @@ class HttpContext:
             self._body_lease.close()
 
     async def read(self, kind: type[Result]) -> Result:
-        """Read the body and decode it as ``kind``.
+        """Read the request body and decode it as ``kind``.
 
         Raises:
             ApiError: the body is too long, not JSON, or has a field that is unknown or out of bounds.
@@ -185,7 +185,7 @@ class HttpContext:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every response."""
+        """Headers that every response to this request gets."""
         headers = {ID_HEADER: self.id}
         if self._warnings:
             text = "; ".join(self._warnings)[:MAX_WARNING].encode("ascii", "backslashreplace").decode()

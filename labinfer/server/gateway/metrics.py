@@ -182,7 +182,7 @@ class Metrics:
         self._connections.set_function(count)
 
     def render(self) -> tuple[bytes, str]:
-        """Body and content type of ``/metrics``, in Prometheus' text format."""
+        """Current text of ``/metrics`` in Prometheus' format, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, MultipartState, parse_options_header
 
 MAX_PARTS = 16
-"""Maximum parts of a form."""
+"""Maximum number of parts of a form."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PartBegin:
 
 
 class MultipartReader:
-    """Parts of a ``multipart/form-data`` body. The parser limits the header fields of a part.
+    """Streaming parser of a ``multipart/form-data`` body. It limits the header fields of each part.
 
     Args:
         content_type: value of the ``Content-Type`` header.

@@ -188,7 +188,7 @@ class OpenRequests:
             request.task.fail(error)
 
     def update(self, key: str, update: AnswerUpdate) -> None:
-        """Handle an update of an answer."""
+        """Pass an update of an answer to its task."""
         request, index = self._parts.get(key, (None, None))
         if request is None:
             return

@@ -60,7 +60,7 @@ LOGPROBS: dict[type, dict[str, Any]] = {
 
 
 def describe_api(endpoints: Iterable[Endpoint], model_names: Iterable[str], vocab_size: int) -> dict[str, Any]:
-    """Build the whole document.
+    """Make the whole content of ``/openapi.json``.
 
     Args:
         vocab_size: largest vocabulary of the models; 0 if not known yet.
@@ -219,7 +219,7 @@ def _error_forms(endpoint: Endpoint, status: int) -> tuple[ErrorForm, ...]:
 
 
 def _error_name(forms: tuple[ErrorForm, ...], status: int) -> str:
-    """Name of the response with ``status`` in one of ``forms``."""
+    """Name of the response with ``status`` that has one of the error formats ``forms``."""
     return f"{'Either' if len(forms) > 1 else forms[0].name}{status}"
 
 

@@ -26,7 +26,7 @@ SPAN_NAME = "llm_request"
 TRACE_HEADERS = ("traceparent", "tracestate")
 """Request headers of W3C Trace Context."""
 CLOSE_SECONDS = 2.0
-"""Maximum time for the export of queued spans when the gateway ends."""
+"""Maximum seconds for the export of queued spans when the gateway ends."""
 NANOSECONDS = 1e9
 
 logger = logging.getLogger(__name__)

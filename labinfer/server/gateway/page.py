@@ -31,7 +31,7 @@ class Page:
 
     @classmethod
     def read(cls, query: Mapping[str, str], most: int) -> Page:
-        """Parse the query parameters.
+        """Parse the query parameters of a paginated list.
 
         Raises:
             UserError: a parameter is out of bounds.

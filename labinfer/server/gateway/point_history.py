@@ -23,7 +23,7 @@ ends."""
 
 
 class PointHistory:
-    """Points of the last ``HISTORY_SECONDS``.
+    """The points of a model in the last ``HISTORY_SECONDS``.
 
     Args:
         clock: seconds since 1970.

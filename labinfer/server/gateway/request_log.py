@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from labinfer.observe.line_writer import LineWriter
 
 MAX_TEXT = 256
-"""Maximum logged length of an id, a path or a name."""
+"""Maximum characters of a logged id, path or name."""
 PLAIN = re.compile(r"[!#-<>-~]+")
 """Values that a log line contains without quotes: visible ASCII characters other than " and =."""
 
@@ -37,7 +37,7 @@ class FinishedRequest:
     """Prompt tokens that were prefix-cache hits."""
     generated_tokens: int | None = None
     ttft_seconds: float | None = None
-    """Time to first token."""
+    """Time to first token, in seconds."""
     finish_reason: str | None = None
 
 

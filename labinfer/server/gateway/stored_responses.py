@@ -41,7 +41,7 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Estimated memory use."""
+        """Estimated memory use in bytes."""
         return len(self.response) + len(self.input) + OVERHEAD_BYTES
 
     def input_items(self) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.admission_control import RETRY_SECONDS
 
 MAX_CALLERS = 16
-"""Number of callers whose queues may be full at the same time; it bounds the total queue length."""
+"""Number of callers whose queues may be full at once; it bounds the total queue length."""
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class WorkQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work runs or waits."""
+        """Whether no work is running or waiting."""
         return not self._num_waiting and self._num_free == self._num_threads
 
     async def run(self, caller: str, work: Callable[[], Result], abort: Callable[[], None] = lambda: None) -> Result:

@@ -188,7 +188,8 @@ class EngineHost:
         return not (self._open or self._early) or self._clock() > self._drain_until
 
     def _watch_drift(self) -> None:
-        """Log stages that have slowed down, and change the layout if a better split persists and ``plan_split`` wants it."""
+        """Log stages that have slowed down. Change the layout if a better split persists, and ``plan_split`` returns
+        layouts for it."""
         for model in self._models.values():
             watch = model.slowdown_detector
             if watch is None or watch.drift is None or watch.drift is model.told_drift:

@@ -1,4 +1,4 @@
-"""follow_host: the work of the ranks other than 0 while an EngineHost runs on rank 0."""
+"""follow_host: what ranks other than 0 do while an engine host runs on rank 0."""
 
 from __future__ import annotations
 

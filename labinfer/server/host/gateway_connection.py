@@ -25,7 +25,7 @@ this process does not read while it loads models."""
 
 
 class GatewayConnection:
-    """A connection to the gateway, made by ``server/link/local_socket.py``."""
+    """A connection to the gateway over a local socket; see ``server/link/local_socket.py``."""
 
     def __init__(self, connection: socket.socket):
         self._socket, self._reader = connection, FrameReader(FromGateway)
@@ -35,7 +35,7 @@ class GatewayConnection:
         self._num_read = 0
 
     def send(self, frame: FromHost) -> None:
-        """Send a frame at once.
+        """Send a frame; returns when all of it is in the socket.
 
         Raises:
             BrokenConnection: the gateway is gone.

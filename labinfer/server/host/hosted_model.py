@@ -29,13 +29,13 @@ class HostedModel:
     slowdown_detector: StageSlowdownDetector | None = None
     """Detector of stages that slow down; None with one stage."""
     told_drift: Drift | None = None
-    """Last ``Drift`` of ``slowdown_detector`` that was logged."""
+    """Last ``Drift`` of ``slowdown_detector`` that was logged; None if none was."""
     plan: str = ""
     """Table of the layout and its alternatives; empty if the layout was not planned."""
     machine_links: Sequence[MachineLinkInfo] = ()
-    """Links measured for the plan."""
+    """Links between machines that were measured for the plan of the layout."""
     changed: str = ""
-    """Changed model files; see ``ModelInfo``."""
+    """Description of changed model files; see ``ModelInfo``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
     """Prompt length in tokens of each open request without output yet, by request id."""
     prompt_tokens: int = 0
@@ -85,7 +85,7 @@ class HostedModel:
         return self.bubbles[rank.rank]
 
     def describe(self) -> ModelInfo:
-        """Describe the model for the gateway."""
+        """Make the description of the model that the gateway gets."""
         llm, options = self.llm, self.llm.options
         tokenizer = Path(
             options.model.tokenizer or llm.directory

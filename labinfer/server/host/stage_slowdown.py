@@ -49,7 +49,7 @@ class _Sample:
     tokens: int
     busy: float
     layers: float
-    """Part of ``busy`` (seconds of computation) spent inside the layers."""
+    """Part of ``busy`` (seconds of computing) that was spent inside the layers."""
 
 
 @dataclass

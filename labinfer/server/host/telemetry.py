@@ -29,7 +29,7 @@ ALL_SLICES = 16 * WATCHED_SLICES
 """Maximum slices of all ranks and models together. The gateway decodes them between two pieces of its responses; and
 those of one rank, for all models, must fit into one frame of the health channel."""
 WATCHED_STEPS = 64
-"""Maximum traced steps of a model between two stats."""
+"""Maximum number of traced steps of a model between two stats."""
 SHOWN_SEQUENCES = 32
 """Maximum number of sequences that a traced step lists."""
 

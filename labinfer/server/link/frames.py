@@ -44,14 +44,14 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Abort a request, or one of its answers, at once. Has no reply."""
+    """Abort a request, or one of its answers, at once. There is no reply."""
 
     request_id: str
     index: int | None = None
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Start or stop recording step traces of all models."""
+    """Ask all ranks to start or to stop recording step traces of all models."""
 
     on: bool
 
@@ -121,7 +121,7 @@ class MachineLinkInfo(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Model properties that the gateway needs."""
+    """Properties of a model that the gateway needs."""
 
     name: str
     tokenizer: str
@@ -140,7 +140,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Width of the logits, at least the number of token ids."""
     hidden_size: int
     pooling: PoolingConfig = PoolingConfig()
-    """Default pooling."""
+    """Default pooling of embedding requests."""
     max_model_len: int
     context_shift: bool
     """Whether answers may exceed the context length (``--context-shift``)."""
@@ -186,7 +186,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     request_id: str
     message: str
     queue_is_full: bool = False
-    """Whether the request may succeed later."""
+    """Whether the queue was full, so that the request may succeed later."""
     is_too_long: bool = False
     """Whether the prompt exceeds the context length."""
 
@@ -227,7 +227,7 @@ class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_ans
     problem: str = ""
     """Reason why the old layout is kept; empty if the layout has changed."""
     is_refused: bool = False
-    """Whether the change was refused before anything was unloaded."""
+    """Whether the change was refused before any model was unloaded."""
     is_busy: bool = False
     """Whether the change was refused because another one is in progress."""
     seconds: float = 0.0

@@ -41,7 +41,7 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     quantization: (
         Quantization | Annotated[list[Quantization], msgspec.Meta(min_length=1, max_length=MAX_STAGES)] | None
     ) = None
-    """Quantization: one name for all stages, or one per stage as in ``dtype``."""
+    """Quantization of the weights: one name for all stages, or one per stage."""
     plan: SavedPlan | None = None
     """A layout as written by ``launch.py plan --auto --save``; replaces all other fields except ``model``."""
 

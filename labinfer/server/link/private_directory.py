@@ -57,7 +57,7 @@ def _remove_leftovers() -> None:
 
 
 def _lock(path: str | Path) -> int:
-    """Lock a directory; return the file descriptor that holds the lock.
+    """Lock a directory; returns the file descriptor that holds the lock.
 
     Raises:
         OSError: the directory is locked already.

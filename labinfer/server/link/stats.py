@@ -32,7 +32,7 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     tp_rank: int
     num_threads: int
     cpus: str
-    """CPU cores of its affinity mask, in the format of ``taskset``."""
+    """CPU cores in the rank's affinity mask, in the format of ``taskset``."""
     num_steps: int = 0
     busy_seconds: float = 0.0
     """Time inside the model, including sampling, excluding waits for other ranks."""
@@ -68,13 +68,13 @@ class TracedStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Drift(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Stage times relative to the start, over some seconds of work."""
+    """Change of each stage's step time since the start, over some seconds of work."""
 
     factors: list[float]
     """Relative slowdown of each stage: its time as a multiple of its time at the start, divided by the median multiple
     of the other stages. The division removes slowdowns of all stages, which come from the requests."""
     slow: int | None
-    """Stage that has slowed down relative to the others, or None."""
+    """Index of the stage that has slowed down relative to the others, or None."""
     rank: int | None
     """Slowest rank of ``slow``."""
     layers: list[int]
@@ -106,13 +106,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Prompt tokens processed, including prefix-cache hits."""
     generation_tokens: int = 0
     num_steps: int = 0
-    """Completed steps."""
+    """Number of completed steps."""
     step_age: float = 0.0
     """Seconds since the last completed step, or since work arrived at the idle engine if that is later."""
     steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     """Histogram of tokens per step; see ``step_bucket``."""
     step_tokens: int = 0
-    """Sum of the tokens of all steps."""
+    """Total number of tokens of all steps."""
     ranks: list[RankStats] = []
     drift: Drift | None = None
     """Stage times relative to the start; None with a single stage, and until there has been enough work."""

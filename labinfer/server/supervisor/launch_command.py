@@ -23,9 +23,9 @@ class LauncherOption:
     """An option of mpirun for hosts or for the number of ranks, and its position in the command line."""
 
     index: int
-    """Index of the word that holds the value."""
+    """Index of the word in the command line that holds the option's value."""
     prefix: str
-    """Part of the word at ``index`` before the value, as in ``--host=a,b``."""
+    """Beginning of that word, before the value, as in ``--host=a,b``; empty if the value is a word by itself."""
     name: str
     entries: tuple[str, ...] = ()
     """Hosts of the option, with slot counts if given: ``node-a:2``, ``node-a slots=2``."""

@@ -27,7 +27,7 @@ REFUSED_SECONDS, REFUSALS = 20.0, 3
 """Seconds and number of runs: if the launcher ends within this time for this many runs in a row, with one exit status
 and before its ranks have met, it has refused its arguments, and is not restarted."""
 POLL_SECONDS = 0.05
-"""Polling interval for the group, the gateway and signals."""
+"""Seconds between two checks of the group, the gateway and signals."""
 DRAIN_SECONDS = 1.0
 """Seconds to wait for the rest of the log of a group that has ended."""
 LOG_BYTES = 1 << 16
@@ -66,7 +66,7 @@ class Supervisor:
         self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
 
     def run(self) -> int:
-        """Run groups until the end, and return the exit status."""
+        """Run one group after another until the end. Returns the exit status of this process."""
         command, status, num_refusals = self._command, None, 0
         while True:
             begin, before = self._clock(), status

@@ -106,7 +106,7 @@ class ChatStream:
             yield self._send([], is_last=True)
 
     def _token_fields(self, delta: Delta) -> dict[str, Any]:
-        """Per-token fields of a choice (logprobs, drafted tokens), as far as the request asks for them."""
+        """Fields of a choice with data per token (logprobs, drafted tokens), as far as the request asks for them."""
         fields: dict[str, Any] = {}
         if delta.logprobs:
             fields["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
@@ -115,7 +115,8 @@ class ChatStream:
         return fields
 
     def _parts(self, delta: Delta) -> list[ChatDelta]:
-        """Message deltas of the parsed reply, in order."""
+        """Convert a delta of the answer to deltas of the message: pieces of reasoning and content, and tool calls, in
+        order."""
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
         for part in reader.read(delta.text or "", delta.finish_reason):

@@ -128,7 +128,7 @@ class CompletionStream:
 
 
 def _echo(task: GenerationTask, number: int) -> Echo | None:
-    """Prompt text, ids and logprobs if the request has ``echo``, or None."""
+    """Text, token ids and logprobs of a prompt, if the request has ``echo``; otherwise None."""
     if not task.input.echo:
         return None
     opened, tokenizer = task.opened[number], task.model.reader.tokenizer

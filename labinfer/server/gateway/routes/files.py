@@ -22,7 +22,7 @@ MAX_PAGE = 10_000
 MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
 """Maximum number of form fields in addition to the file, and maximum bytes of each field."""
 MAX_NAME = 255
-"""Maximum length of a file name."""
+"""Maximum characters of a file name."""
 PURPOSE = "batch"
 CONTENT_TYPE = "application/octet-stream"
 ONE_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))")

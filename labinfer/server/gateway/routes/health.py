@@ -53,7 +53,7 @@ class Version(ApiObject):
 
 
 class Pong(ApiObject):
-    """A server that is alive."""
+    """Response of a server that is alive."""
 
 
 class ServerLoad(ApiObject):

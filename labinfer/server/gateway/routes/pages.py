@@ -48,7 +48,7 @@ POLICY = {
     "form-action": "'none'",
     "frame-ancestors": "'none'",
 }
-"""Content Security Policy Level 3 (W3C): no external resources, no inline scripts or styles."""
+"""Content Security Policy of the pages (W3C, level 3): no external resources, no inline scripts or styles."""
 PREVIEW = "preview/frame.html"
 PREVIEW_POLICY = {
     "default-src": "'none'",

@@ -59,13 +59,13 @@ class ResponseInput:
     """The whole conversation of a request: stored items of earlier responses, and its own."""
 
     before: list[Item]
-    """Items of the previous responses."""
+    """Items of the responses that this request continues."""
     input: list[Item]
     """Items of this request; references are resolved."""
 
     @property
     def items(self) -> list[Item]:
-        """All items, in order."""
+        """All items of the conversation, in order."""
         return self.before + self.input
 
 

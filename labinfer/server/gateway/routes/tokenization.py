@@ -42,7 +42,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Token ids."""
+    """Token ids to convert to text."""
 
     model: str | None = None
     tokens: TokenIds
@@ -55,7 +55,7 @@ class Tokens(ApiObject):
     count: Count
     max_model_len: Count
     token_strs: list[str] | UnsetType = UNSET
-    """Text of each token."""
+    """Text of each token, if requested."""
 
 
 class Text(ApiObject):
