@@ -171,7 +171,9 @@ class ParallelOptions:
         metavar="FILE|auto",
     )
     device: tuple[str, ...] = option(
-        ("auto",), "device for all stages, or one per stage: auto, cpu, cuda, npu, …", metavar="DEV[,DEV…]"
+        ("auto",),
+        "device for all stages, or one per stage (probe, bench comm, --layout auto: one per rank): auto, cpu, cuda, npu, …",
+        metavar="DEV[,DEV…]",
     )
     transport: str = option(
         "auto",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from labinfer.base.errors import UserError
 from labinfer.comm.group.rank_group import RankGroup
+from labinfer.comm.spmd.accelerator import hardware_name, memory_info
 from labinfer.comm.spmd.cgroup import Cgroup
+from labinfer.comm.spmd.devices import DeviceName, num_sharing, torch_device
 from labinfer.comm.spmd.machine import free_memory
 from labinfer.native.compiler import processor
 
@@ -16,8 +21,10 @@ def cpu_share(group: RankGroup) -> float:
     return Cgroup().cpu_quota() / sum(info.node == here.node and bool(info.cpus & here.cpus) for info in group.everyone)
 
 
-def describe_hardware(group: RankGroup) -> str:
-    """Processor model, number of threads and CPU quota of this rank."""
+def describe_hardware(group: RankGroup, device: torch.device) -> str:
+    """Product name of this rank's accelerator; for the CPU, processor model, number of threads and CPU quota."""
+    if device.type != "cpu":
+        return hardware_name(device)
     here, count = group.everyone[group.rank], group.threads.count
     lines = (line.partition(":") for line in processor().splitlines())
     names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
@@ -25,11 +32,18 @@ def describe_hardware(group: RankGroup) -> str:
     return f"{(names or ['CPU'])[0]}, {count} thread{'s' * (count > 1)}{quota}"
 
 
-def memory_share(group: RankGroup, device: torch.device) -> int:
-    """Free bytes of ``device``'s memory, divided by the number of ranks of the node that use this memory."""
-    sharing = group.num_sharing_memory
-    if device.type != "cpu":
-        here = group.everyone[group.rank]
-        on_node = sum(info.node == here.node for info in group.everyone)
-        sharing = -(-on_node // max(1, here.num_accelerators))
-    return free_memory(device) // sharing
+def memory_share(group: RankGroup, devices: Mapping[int, DeviceName]) -> int:
+    """Free bytes of this rank's device, divided by the number of ranks that use its memory.
+
+    Args:
+        devices: device of each rank.
+
+    Raises:
+        UserError: torch does not tell the free memory of an accelerator.
+    """
+    device = torch_device(devices[group.rank])
+    if device.type != "cpu" and memory_info(device) is None:
+        raise UserError(
+            f"torch does not tell the free memory of {device}, which a plan depends on; give a layout by flags, with --num-kv-blocks"
+        )
+    return free_memory(device) // num_sharing(group.rank, devices, group.everyone)

@@ -52,15 +52,17 @@ def choose_layout(
         with group.raise_on_all_ranks():
             refuse_draft_rank(options, f"--layout {AUTO_LAYOUT}")
     from labinfer.launch.measure.probe import probe_cluster
-    from labinfer.launch.measure.probe_layout import model_name
+    from labinfer.launch.measure.probe_layout import model_name, name_machines
     from labinfer.planner.saved_plan import SavedPlan, describe_difference, describe_plan, plan_options, room_options
 
     _, config = find_model(group, options)
-    nodes, data = [info.node for info in group.everyone], b""
+    nodes, devices, data = [info.node for info in group.everyone], [], b""
     cluster = probe_cluster(group, options, on_progress, for_plan=True) if is_auto else None
     if is_auto:
         on_progress("done; searching for the best layout")
     with group.raise_on_all_ranks(), _named(layout):
+        if is_auto:
+            nodes, devices = name_machines(options, group.everyone)
         if group.rank == 0:
             plan = (
                 SavedPlan.read(layout) if cluster is None else _find_plan(cluster, options, config, nodes[0], on_report)
@@ -73,7 +75,9 @@ def choose_layout(
                 f"the plan is for another model ({plan.model}) than --model {options.model.model} ({model}); make "
                 "a new plan"
             )
-        chosen = plan_options(plan, options, nodes)
+        if any(stage.machine not in nodes for stage in plan.stages):
+            nodes, devices = name_machines(options, group.everyone)
+        chosen = plan_options(plan, options, nodes, devices)
         chosen.check_group_size()
     if is_auto:  # keep the measured model options, so that later starts compute an equal digest of them
         chosen = dataclasses.replace(chosen, model=options.model)

@@ -115,18 +115,26 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--layout {path} is not a plan: {error}; {hint}") from None
 
 
-def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) -> EngineOptions:
+def plan_options(
+    plan: SavedPlan, options: EngineOptions, nodes: Sequence[str], devices: Sequence[str] = ()
+) -> EngineOptions:
     """Engine options with the layout, dtypes and quantizations of ``plan``; equal on all ranks.
 
     Args:
         options: source of all other options.
         nodes: machine of each rank.
+        devices: device of each rank, such as ``npu:0``, if ``--device`` of ``options`` has one value per rank; empty to keep ``--device``.
 
     Raises:
         UserError: the plan does not match these machines, or the resulting options are invalid.
     """
     ranks, dtypes = place_stages(plan, nodes), tuple(stage.dtype for stage in plan.stages)
     quantizations = tuple(rounding(stage.quantization) for stage in plan.stages)
+    of_stage, used = [], 0
+    for stage in plan.stages if devices else ():
+        name = devices[ranks[used]]
+        of_stage.append(name if stage.tp_size == 1 else name.partition(":")[0])
+        used += stage.tp_size
     chosen = replace(
         options,
         model=replace(options.model, dtype=merge_equal(dtypes), quantization=merge_equal(quantizations)),
@@ -136,6 +144,7 @@ def plan_options(plan: SavedPlan, options: EngineOptions, nodes: Sequence[str]) 
             pipeline_parallel_size=len(plan.stages),
             layers=tuple(stage.layers for stage in plan.stages),
             ranks=() if ranks == tuple(range(len(nodes))) else ranks,
+            device=merge_equal(tuple(of_stage)) or options.parallel.device,
             layout="",
         ),
     )

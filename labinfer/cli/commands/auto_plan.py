@@ -42,6 +42,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
     from labinfer.cli.commands.measuring import measuring
     from labinfer.launch.find_model import find_model
     from labinfer.launch.measure.probe import probe_cluster
+    from labinfer.launch.measure.probe_layout import name_machines
 
     group, options, file = session.join(), session.options, None
     with group.raise_on_all_ranks():
@@ -63,7 +64,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
                 options,
                 objective=own.objective,
                 workload=own.workload,
-                first=group.everyone[0].node,
+                first=name_machines(options, group.everyone)[0][0],
                 max_position=config.max_position,
                 count_tokens=count_tokens,
             )

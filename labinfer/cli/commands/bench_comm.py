@@ -21,7 +21,7 @@ from labinfer.comm.control import ControlChannel
 from labinfer.comm.shared_memory import share_memory
 from labinfer.comm.shared_memory_ring import LARGEST_BYTES, share_rings
 from labinfer.comm.spmd.command_senders import command_senders
-from labinfer.comm.spmd.devices import carrier, resolve_device, use_device
+from labinfer.comm.spmd.devices import carrier, resolve_devices, use_device
 from labinfer.comm.spmd.topology import per_stage
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker
@@ -49,7 +49,7 @@ def run(session: Session) -> int:
                 "bench comm needs at least 2 ranks; start it with mpirun -n 2 or torchrun --nproc-per-node 2"
             )
         names = per_stage("--device", session.options.parallel.device, group.size, "rank")
-        devices = dict(enumerate(map(resolve_device, names, group.everyone)))
+        devices = resolve_devices(dict(enumerate(names)), group.everyone)
         device = use_device(devices[group.rank])
     everyone, on_cpus = [range(group.size)], all(name.type == "cpu" for name in devices.values())
     comm = group.comm.split(everyone, [carrier(devices, group.everyone)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,26 +29,42 @@ class DeviceName:
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
 
-def resolve_device(flag: str, info: RankInfo) -> DeviceName:
-    """Device of a rank. Without an index, ranks of a node take its accelerators round-robin.
+def resolve_devices(flags: Mapping[int, str], everyone: Sequence[RankInfo]) -> dict[int, DeviceName]:
+    """Device of each rank of ``flags``. A flag without a number takes the accelerator that fewest ranks before it use, the first of equals.
 
     Args:
-        flag: ``cpu``, ``cuda``, ``cuda:1``, …; ``auto`` is the accelerator if torch has one on the node, otherwise the CPU.
+        flags: ``cpu``, ``cuda``, ``cuda:1``, … of each rank; ``auto`` is the accelerator if torch has one on the node, otherwise the CPU.
+        everyone: all started ranks.
 
     Raises:
-        UserError: torch has no such device on the node.
+        UserError: torch has no such device on a rank's node.
     """
-    kind, _, index = flag.partition(":")
+    devices = {rank: _named_device(flag, everyone[rank]) for rank, flag in flags.items()}
+    used = Counter(
+        device_memory(everyone[rank], device) for rank, device in devices.items() if device.index is not None
+    )
+    for rank, device in devices.items():
+        info = everyone[rank]
+        if device.type != "cpu" and device.index is None:
+            choices = [DeviceName(device.type, number) for number in range(info.num_accelerators)]
+            devices[rank] = min(choices, key=lambda choice, info=info: used[device_memory(info, choice)])
+            used[device_memory(info, devices[rank])] += 1
+    return devices
+
+
+def _named_device(flag: str, info: RankInfo) -> DeviceName:
+    """Device of a rank as far as ``flag`` names it: an accelerator without a number has the index None."""
+    kind, _, number = flag.partition(":")
     if kind == "auto":
         kind = info.accelerator or "cpu"
     if kind == "cpu":
         return DeviceName("cpu")
-    if kind != info.accelerator or (index and not index.isdigit()) or int(index or 0) >= info.num_accelerators:
+    if kind != info.accelerator or (number and not number.isdigit()) or int(number or 0) >= info.num_accelerators:
         here = f"cpu and {info.num_accelerators} x {info.accelerator}" if info.accelerator else "only cpu"
         raise UserError(
             f"--device {flag}: torch {info.torch_version} of rank {info.rank} on {info.node} supports {here}"
         )
-    return DeviceName(kind, int(index) if index else info.local_rank % info.num_accelerators)
+    return DeviceName(kind, int(number) if number else None)
 
 
 def torch_device(name: DeviceName) -> torch.device:
@@ -88,3 +105,19 @@ def carrier(devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> 
     types = {device.type for device in devices.values()}
     separate = {device_memory(everyone[rank], device) for rank, device in devices.items()}
     return types.pop() if len(types) == 1 and len(separate) == len(devices) > 1 else "cpu"
+
+
+def num_sharing(rank: int, devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> int:
+    """Number of ranks of ``devices`` that share the memory of ``rank``'s device, including ``rank``."""
+    memories = {other: device_memory(everyone[other], device) for other, device in devices.items()}
+    return sum(memory == memories[rank] for memory in memories.values())
+
+
+def machine_names(devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> list[str]:
+    """Name of the machine of each rank for the planner: its node, or ``node/type`` where the ranks of a node use several device types,
+    whose costs differ."""
+    types: dict[str, set[str]] = {}
+    for rank, device in devices.items():
+        types.setdefault(everyone[rank].node, set()).add(device.type)
+    nodes = [info.node for info in everyone]
+    return [f"{node}/{devices[rank].type}" if len(types[node]) > 1 else node for rank, node in enumerate(nodes)]

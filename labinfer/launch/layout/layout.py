@@ -12,7 +12,7 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.base.speculative_options import FLAG
 from labinfer.comm.local import LocalCommunicator
-from labinfer.comm.spmd.devices import DeviceName, carrier, device_memory, resolve_device
+from labinfer.comm.spmd.devices import DeviceName, carrier, device_memory, num_sharing, resolve_devices
 from labinfer.comm.spmd.machine import RankInfo
 from labinfer.comm.spmd.topology import Place, Topology, make_topology, per_stage
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
@@ -164,7 +164,7 @@ class Layout:
 
     def sharing_device(self, rank: int, everyone: Sequence[RankInfo]) -> int:
         """Number of ranks that share the memory of ``rank``'s device, including ``rank``."""
-        return sum(self.memory(other, everyone) == self.memory(rank, everyone) for other in self.all_devices)
+        return num_sharing(rank, self.all_devices, everyone)
 
     def carrier(self, ranks: Sequence[int], everyone: Sequence[RankInfo]) -> str:
         """Device type whose communication library can connect ``ranks``; ``cpu`` if tensors must go through host
@@ -274,12 +274,13 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         raise UserError(f"--expert-offload {gib:g}: {config.architecture} has no MoE experts; leave it out")
     topology.check_nodes([info.node for info in everyone])
     device_names = per_stage("--device", parallel.device, topology.num_stages)
-    devices = {place.rank: resolve_device(device_names[place.stage], everyone[place.rank]) for place in topology.places}
-    draft_devices = {}
+    flags, draft_devices = {place.rank: device_names[place.stage] for place in topology.places}, {}
     if (speculation := options.scheduler.speculative_config) and (rank := speculation.draft_rank):
         _check_draft_rank(rank, topology, len(everyone))
-        name = device_names[0] if len(set(device_names)) == 1 else "auto"
-        draft_devices[rank] = resolve_device(name, everyone[rank])
+        flags[rank] = device_names[0] if len(set(device_names)) == 1 else "auto"
+    devices = resolve_devices(flags, everyone)
+    if len(devices) > topology.num_places:
+        draft_devices[rank] = devices.pop(rank)
     dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
     dtypes = tuple(_resolve_dtype(name, config) for name in dtype_names)
     quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)

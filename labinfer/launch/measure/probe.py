@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.comm.control import ControlChannel
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.links import measure_links
-from labinfer.comm.spmd.devices import torch_device, use_device
+from labinfer.comm.spmd.devices import DeviceName, machine_names, num_sharing, torch_device, use_device
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.launch.build import build_placed
@@ -52,8 +52,9 @@ from labinfer.launch.measure.probe_layout import (
     make_unit_layout,
     measured_places,
     model_name,
-    ranks_by_node,
-    split_nodes,
+    probed_devices,
+    ranks_by_machine,
+    split_machines,
 )
 from labinfer.launch.measure.quota_timer import QuotaTimer
 from labinfer.launch.tune import cache_folder, prepare_providers
@@ -105,24 +106,26 @@ def probe_cluster(
     mtp = config.mtp
     config = dataclasses.replace(config, mtp=None)  # excludes drafting from the measured seconds
     with group.raise_on_all_ranks():
-        rounds = all_degrees(group.everyone, config) if for_plan else [split_nodes(group.everyone, options)]
-        layouts = [make_unit_layout(options, config, group.everyone, units, group.rank) for units in rounds]
+        devices = probed_devices(options, group.everyone)
+        names = machine_names(devices, group.everyone)
+        rounds = all_degrees(names, config) if for_plan else [split_machines(names, options)]
+        own_units = [next(unit for unit in units if group.rank in unit) for units in rounds]
+        layouts = [make_unit_layout(options, config, group.everyone, unit, devices) for unit in own_units]
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
-        device = use_device(layouts[0].devices[group.rank])
+        device = use_device(devices[group.rank])
     providers = prepare_providers(group, device)
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
     is_anew = options.model.autotune == "again"
-    here = group.everyone[group.rank]
     with group.raise_on_all_ranks():
         taken = STARTED_BYTES + swap_bytes(group, options, layouts[0], 0) if device.type == "cpu" else 0
-    free = max(0, memory_share(group, device) - taken)
+        free = max(0, memory_share(group, devices) - taken)
     for units, layout, draft in zip(rounds, layouts, drafting, strict=True):
         captured = CAPTURED_BYTES * (find_capture(providers, layout.topology.tp_sizes[0]) is not None)
         path = folder / file_name(group, options, layout, config, providers) if folder is not None else None
         costs = None if is_anew else read_costs(path, HostCosts, HostCosts.check_measured)
         if not all(group.comm.all_gather_bytes(b"" if costs is None else b"known")):
             on_progress("loading some layers" + f", tp {layout.topology.tp_sizes[0]}" * (len(rounds) > 1))
-            timer = _make_timer(group, options, layout, directory, units)
+            timer = _make_timer(group, options, layout, directory, units, devices=devices)
             group.comm.barrier()
             (costs, is_possible), is_known = _measure_until_possible(group, timer, layout, config, on_progress), False
             del timer  # frees the loaded layers
@@ -133,11 +136,11 @@ def probe_cluster(
         own.append(
             msgspec.structs.replace(
                 costs,
-                name=here.node,
-                hardware=describe_hardware(group),
+                name=names[group.rank],
+                hardware=describe_hardware(group, device),
                 memory=max(0, free - captured),
                 drafting=msgspec.structs.replace(draft, first=draft.first + captured * (draft.first > 0)),
-                sharing=group.num_sharing_memory if device.type == "cpu" else 1,
+                sharing=num_sharing(group.rank, devices, group.everyone) if device.type == "cpu" else 1,
             )
         )
     gathered = {
@@ -145,12 +148,12 @@ def probe_cluster(
         for rank, data in group.gather_bytes(msgspec.json.encode(own)).items()
     }
     machines = []
-    for node, ranks in ranks_by_node(group.everyone).items():
+    for name, ranks in ranks_by_machine(names).items():
         merged = [merge_ranks(measured) for measured in zip(*(gathered[rank] for rank in ranks), strict=True)]
         costs_by_degree = {costs.tp_size: costs for costs in merged}
-        machines.append(Machine(name=node, costs=list(costs_by_degree.values()), num_ranks=len(ranks)))
+        machines.append(Machine(name=name, costs=list(costs_by_degree.values()), num_ranks=len(ranks)))
     on_progress("links")
-    links = _find_links(group, folder, may_remember=is_known and for_plan)
+    links = _find_links(group, names, folder, may_remember=is_known and for_plan)
     if group.rank == 0:
         how = f"measured in {time.perf_counter() - begin:.1f} s"
         if is_known:
@@ -188,17 +191,20 @@ def _draft_bytes(group: RankGroup, options: EngineOptions, layout: Layout, mtp: 
     return DraftBytes(**numbers)
 
 
-def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) -> list[MachinePairLink]:
+def _find_links(
+    group: RankGroup, machines: Sequence[str], folder: Path | None, *, may_remember: bool
+) -> list[MachinePairLink]:
     """Links between all machines, measured or read from rank 0's cache file; collective.
 
     Args:
+        machines: name of each rank's machine.
         folder: folder of the cache file; None disables the cache.
         may_remember: whether cached links of an earlier start may be used.
     """
-    by_node = ranks_by_node(group.everyone)
-    nodes, path = list(by_node), None
+    by_machine = ranks_by_machine(machines)
+    names, path = list(by_machine), None
     if folder is not None:
-        path = folder / f"links-{digest(labinfer.__version__, group.comm.name, nodes)}.json"
+        path = folder / f"links-{digest(labinfer.__version__, group.comm.name, names)}.json"
     data = b""
     if (
         may_remember
@@ -208,9 +214,9 @@ def _find_links(group: RankGroup, folder: Path | None, *, may_remember: bool) ->
         data = msgspec.msgpack.encode(links)
     if data := group.comm.all_gather_bytes(data)[0]:
         return msgspec.msgpack.decode(data, type=list[MachinePairLink])
-    times = measure_links(group.comm, [ranks[0] for ranks in by_node.values()])
+    times = measure_links(group.comm, [ranks[0] for ranks in by_machine.values()])
     links = [
-        MachinePairLink(a=nodes[a], b=nodes[b], link=NetworkLink(each.latency, each.bytes_per_second))
+        MachinePairLink(a=names[a], b=names[b], link=NetworkLink(each.latency, each.bytes_per_second))
         for (a, b), each in times.items()
     ]
     if group.rank == 0:
@@ -229,9 +235,19 @@ def _check_links(links: Sequence[MachinePairLink]) -> None:
 
 
 def _make_timer(
-    group: RankGroup, options: EngineOptions, layout: Layout, directory: Path, units: Units
+    group: RankGroup,
+    options: EngineOptions,
+    layout: Layout,
+    directory: Path,
+    units: Units,
+    *,
+    devices: Mapping[int, DeviceName],
 ) -> LayerProfiler:
-    """Load the layers on the ranks of each unit, and return their profiler; collective."""
+    """Load the layers on the ranks of each unit, and return their profiler; collective.
+
+    Args:
+        devices: device of each rank of the group.
+    """
     place = layout.topology.place(group.rank)
     carrier = layout.carrier(layout.topology.ranks, group.everyone)
     unit = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
@@ -246,7 +262,7 @@ def _make_timer(
         drafts=None,
     )
     device = torch_device(layout.devices[group.rank])
-    room = memory_share(group, device) * CACHE_FRACTION
+    room = memory_share(group, devices) * CACHE_FRACTION
     tokens = max(rows * min(seen, layout.max_model_len) for rows, seen in CONTEXTS)
     num_blocks = min(layout.blocks_for(tokens), int(room) // max(1, layout.block_bytes(place)))
     options = dataclasses.replace(

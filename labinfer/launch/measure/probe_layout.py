@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.comm.spmd.devices import DeviceName, machine_names, resolve_devices
 from labinfer.comm.spmd.machine import RankInfo, last_level_caches
+from labinfer.comm.spmd.topology import per_stage
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.measure.layer_fit import CHUNK_BEFORE
 from labinfer.models.config import LayerConfig, ModelConfig
@@ -25,11 +27,36 @@ Units = list[tuple[int, ...]]
 """Ranks of each possible stage; every rank is in exactly one unit."""
 
 
-def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
-    """Divide the ranks of each node into units (possible stages) of the tensor-parallel degree.
+def probed_devices(options: EngineOptions, everyone: Sequence[RankInfo]) -> dict[int, DeviceName]:
+    """Device of each rank by ``--device``: one value for all ranks, or one per rank.
 
     Raises:
-        UserError: several degrees are given, or the degree does not divide a node's number of ranks.
+        UserError: there is another number of values, or torch has no such device on a rank's node.
+    """
+    return resolve_devices(
+        dict(enumerate(per_stage("--device", options.parallel.device, len(everyone), "rank"))), everyone
+    )
+
+
+def name_machines(options: EngineOptions, everyone: Sequence[RankInfo]) -> tuple[list[str], list[str]]:
+    """Name of each rank's machine (see ``machine_names``), and each rank's device; no devices if ``--device`` has one value.
+
+    Raises:
+        UserError: see ``probed_devices``.
+    """
+    devices = probed_devices(options, everyone)
+    names = list(map(str, devices.values())) if len(options.parallel.device) > 1 else []
+    return machine_names(devices, everyone), names
+
+
+def split_machines(machines: Sequence[str], options: EngineOptions) -> Units:
+    """Divide the ranks of each machine into units (possible stages) of the tensor-parallel degree.
+
+    Args:
+        machines: name of each rank's machine, see ``machine_names``.
+
+    Raises:
+        UserError: several degrees are given, or the degree does not divide a machine's number of ranks.
     """
     degrees = options.parallel.tensor_parallel_size
     if len(degrees) > 1:
@@ -38,30 +65,33 @@ def split_nodes(everyone: Sequence[RankInfo], options: EngineOptions) -> Units:
             "time; give one number"
         )
     units: Units = []
-    for node, ranks in ranks_by_node(everyone).items():
+    for name, ranks in ranks_by_machine(machines).items():
         if len(ranks) % degrees[0]:
             raise UserError(
-                f"--tensor-parallel-size {degrees[0]} does not divide the number of ranks on {node}, {len(ranks)}; start a "
+                f"--tensor-parallel-size {degrees[0]} does not divide the number of ranks on {name}, {len(ranks)}; start a "
                 "multiple of it there"
             )
         units += _split(ranks, degrees[0])
     return units
 
 
-def all_degrees(everyone: Sequence[RankInfo], config: ModelConfig) -> list[Units]:
-    """Units for each of several probes, covering all tensor-parallel degrees that divide a node's ranks and that the model supports.
+def all_degrees(machines: Sequence[str], config: ModelConfig) -> list[Units]:
+    """Units for each of several probes, covering all tensor-parallel degrees that divide a machine's ranks and that the model supports.
 
-    Nodes with fewer degrees than others repeat their last one.
+    Machines with fewer degrees than others repeat their last one.
+
+    Args:
+        machines: name of each rank's machine, see ``machine_names``.
     """
-    nodes = list(ranks_by_node(everyone).values())
+    groups = list(ranks_by_machine(machines).values())
     degrees = [
         [degree for degree in range(1, len(ranks) + 1) if len(ranks) % degree == 0 and _allows(config, degree)]
-        for ranks in nodes
+        for ranks in groups
     ]
     return [
         [
             unit
-            for ranks, own in zip(nodes, degrees, strict=True)
+            for ranks, own in zip(groups, degrees, strict=True)
             for unit in _split(ranks, own[min(number, len(own) - 1)])
         ]
         for number in range(max(map(len, degrees)))
@@ -81,12 +111,16 @@ def _split(ranks: Sequence[int], degree: int) -> Units:
     return [tuple(ranks[begin : begin + degree]) for begin in range(0, len(ranks), degree)]
 
 
-def ranks_by_node(everyone: Sequence[RankInfo]) -> dict[str, list[int]]:
-    """Ranks of each node, in the order of their lowest ranks."""
-    by_node: dict[str, list[int]] = {}
-    for info in everyone:
-        by_node.setdefault(info.node, []).append(info.rank)
-    return by_node
+def ranks_by_machine(machines: Sequence[str]) -> dict[str, list[int]]:
+    """Ranks of each machine, in the order of their lowest ranks.
+
+    Args:
+        machines: name of each rank's machine.
+    """
+    by_machine: dict[str, list[int]] = {}
+    for rank, name in enumerate(machines):
+        by_machine.setdefault(name, []).append(rank)
+    return by_machine
 
 
 def kind_name(layer: LayerConfig) -> str:
@@ -126,19 +160,31 @@ def measured_places(layout: Layout) -> dict[str, list[int]]:
 
 
 def make_unit_layout(
-    options: EngineOptions, config: ModelConfig, everyone: Sequence[RankInfo], units: Units, rank: int
+    options: EngineOptions,
+    config: ModelConfig,
+    everyone: Sequence[RankInfo],
+    unit: Sequence[int],
+    devices: Mapping[int, DeviceName],
 ) -> Layout:
-    """Layout of the unit of ``rank`` as one stage: the first layers of the model, with embedding and LM head.
+    """Layout of a unit as one stage: the first layers of the model, with embedding and LM head.
+
+    Args:
+        unit: ranks of the unit, with devices of one type.
+        devices: device of each rank.
 
     Raises:
         UserError: see ``make_layout``.
     """
-    unit = next(ranks for ranks in units if rank in ranks)
     length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
     options = dataclasses.replace(
         options,
         parallel=dataclasses.replace(
-            options.parallel, tensor_parallel_size=(len(unit),), pipeline_parallel_size=1, layers=(), ranks=()
+            options.parallel,
+            tensor_parallel_size=(len(unit),),
+            pipeline_parallel_size=1,
+            layers=(),
+            ranks=(),
+            device=(devices[unit[0]].type,),
         ),
         model=dataclasses.replace(options.model, max_model_len=length),
     )
@@ -148,7 +194,7 @@ def make_unit_layout(
         layout,
         config=dataclasses.replace(config, layers=config.layers[: last + 1]),
         topology=dataclasses.replace(layout.topology, layers=((0, last + 1),), ranks=tuple(unit)),
-        devices={rank: layout.devices[number] for number, rank in enumerate(unit)},
+        devices={rank: devices[rank] for rank in unit},
         _meta={},
     )
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labinfer.comm.spmd.devices import DeviceName, carrier, device_memory, resolve_device
+from labinfer.comm.spmd.devices import DeviceName, carrier, device_memory, machine_names, num_sharing, resolve_devices
 from labinfer.comm.spmd.machine import RankInfo
 from labinfer.comm.spmd.topology import Topology
 from labinfer.launch.communicators import direct_links
@@ -29,7 +29,7 @@ def machine(rank: int, node: str = "host", ids: str = "01", accelerator: str = "
 
 
 def layout_of(devices: list[str], everyone: list[RankInfo], tp_sizes: tuple[int, ...] = ()) -> SimpleNamespace:
-    names = dict(enumerate(map(resolve_device, devices, everyone)))
+    names = resolve_devices(dict(enumerate(devices)), everyone)
     return SimpleNamespace(
         topology=Topology(tp_sizes or (1,) * len(devices), ((0, 1),) * len(tp_sizes or devices)),
         devices=names,
@@ -74,4 +74,25 @@ def test_accelerators_are_told_apart_by_their_own_identity():
     assert device_memory(shared[0], npu) != device_memory(machine(1, "other host", "a"), npu)
     assert carrier({0: npu}, alone) == "cpu"  # one rank needs no library of a vendor
     numbered = [machine(0, ids="01"), machine(1, ids="01")]
-    assert carrier(dict(enumerate(map(resolve_device, ("npu", "npu"), numbered))), numbered) == "npu"
+    assert carrier(resolve_devices({0: "npu", 1: "npu"}, numbered), numbered) == "npu"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ids", "devices"),
+    [
+        (["npu", "npu", "npu"], "01", ["npu:0", "npu:1", "npu:0"]),
+        (["npu", "cpu", "npu"], "01", ["npu:0", "cpu", "npu:1"]),  # a CPU rank takes no accelerator
+        (["auto", "npu:0", "auto"], "012", ["npu:1", "npu:0", "npu:2"]),
+        (["npu", "cpu", "cpu"], "0", ["npu:0", "cpu", "cpu"]),
+    ],
+)
+def test_ranks_take_the_accelerators_that_are_least_used(flags, ids, devices):
+    everyone = [machine(rank, ids=ids) for rank in range(len(flags))]
+    assert [str(device) for device in resolve_devices(dict(enumerate(flags)), everyone).values()] == devices
+
+
+def test_node_with_ranks_on_unlike_devices_is_a_machine_for_each_type():
+    everyone = [machine(rank, "a") for rank in range(3)] + [machine(rank, "b") for rank in (3, 4)]
+    mixed = resolve_devices(dict(enumerate(["npu", "cpu", "cpu", "npu", "npu"])), everyone)
+    assert machine_names(mixed, everyone) == ["a/npu", "a/cpu", "a/cpu", "b", "b"]
+    assert [num_sharing(rank, mixed, everyone) for rank in mixed] == [1, 2, 2, 1, 1]

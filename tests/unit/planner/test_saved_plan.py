@@ -79,6 +79,23 @@ def test_ranks_are_those_of_the_machines_in_the_order_of_the_stages(plan, nodes,
 
 
 @pytest.mark.parametrize(
+    ("plan", "ranks", "device"),
+    [
+        (make_plan(("a/npu", 1, 3), ("a/cpu", 1, 1)), (), ("npu:0", "cpu")),
+        (make_plan(("a/npu", 1, 3), ("a/npu", 1, 1)), (0, 2), ("npu:0", "npu:1")),
+        (make_plan(("a/npu", 2, 3), ("a/cpu", 1, 1)), (0, 2, 1), ("npu", "cpu")),
+        (make_plan(("a/npu", 2, 4)), (0, 2), ("npu",)),
+    ],
+)
+def test_stages_take_the_devices_of_their_ranks(plan, ranks, device):
+    machines, devices = ["a/npu", "a/cpu", "a/npu"], ["npu:0", "cpu", "npu:1"]
+    count = 2 if not ranks else 3
+    given = EngineOptions.from_flat({"device": devices[:count]})
+    chosen = plan_options(plan, given, machines[:count], devices[:count])
+    assert (chosen.parallel.device, chosen.parallel.ranks) == (device, ranks)
+
+
+@pytest.mark.parametrize(
     ("dtypes", "names", "model"),
     [
         (("float32", "bfloat16"), ("gptq + int8",), (("float32", "bfloat16"), ("int8",))),

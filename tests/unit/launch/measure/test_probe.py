@@ -17,13 +17,12 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.comm.group.rank_group import RankGroup, join_group
 from labinfer.comm.spmd.environment import detect
-from labinfer.comm.spmd.machine import describe_rank
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.measure import probe
 from labinfer.launch.measure.cost_file import read_costs, write_costs
 from labinfer.launch.measure.layer_fit import fit_layer
 from labinfer.launch.measure.probe import probe_cluster
-from labinfer.launch.measure.probe_layout import all_degrees, kind_name, layer_places, measured_bytes, split_nodes
+from labinfer.launch.measure.probe_layout import all_degrees, kind_name, layer_places, measured_bytes, split_machines
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config
 from labinfer.planner.cluster import Cluster, MachinePairLink, NetworkLink
@@ -285,9 +284,9 @@ def test_attention_that_costs_less_where_few_tokens_are_seen_leaves_time_to_the_
 
 
 def test_ranks_of_a_node_are_split_into_stages():
-    everyone = [describe_rank(rank, rank, f"node-{rank // 4}") for rank in range(8)]
+    machines = [f"node-{rank // 4}" for rank in range(8)]
     options = EngineOptions.from_flat({"tensor_parallel_size": (2,)})
-    assert split_nodes(everyone, options) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert split_machines(machines, options) == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
 def test_all_degrees_are_measured_that_a_node_and_the_model_allow():
@@ -296,14 +295,12 @@ def test_all_degrees_are_measured_that_a_node_and_the_model_allow():
             raise UserError("there are 4 heads")
 
     config = SimpleNamespace(layers=[SimpleNamespace(mixer=SimpleNamespace(check=check))])
-    everyone = [describe_rank(rank, rank, node) for rank, node in enumerate("abaaabb")]
-    assert all_degrees(everyone, config) == [
+    assert all_degrees("abaaabb", config) == [
         [(0,), (2,), (3,), (4,), (1,), (5,), (6,)],
         [(0, 2), (3, 4), (1, 5, 6)],
         [(0, 2, 3, 4), (1, 5, 6)],
     ]
-    everyone = [describe_rank(rank, rank, "a") for rank in range(8)]
-    assert [len(units[0]) for units in all_degrees(everyone, config)] == [1, 2, 4]
+    assert [len(units[0]) for units in all_degrees("a" * 8, config)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -311,6 +308,5 @@ def test_all_degrees_are_measured_that_a_node_and_the_model_allow():
     [((3,), "--tensor-parallel-size 3 does not divide the number of ranks on node-0, 4"), ((2, 2), "give one number")],
 )
 def test_degree_that_does_not_fit_the_nodes_is_refused(sizes, text):
-    everyone = [describe_rank(rank, rank, "node-0") for rank in range(4)]
     with pytest.raises(UserError, match=text):
-        split_nodes(everyone, EngineOptions.from_flat({"tensor_parallel_size": sizes}))
+        split_machines(["node-0"] * 4, EngineOptions.from_flat({"tensor_parallel_size": sizes}))
