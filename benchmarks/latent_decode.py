@@ -114,7 +114,7 @@ def least_seconds(case: Case, args: argparse.Namespace) -> tuple[float, float]:
         start = time.perf_counter()
         call()
         middle = time.perf_counter()
-        library.ceiling_memory(data.data_ptr() + part * case.num_bytes, case.num_bytes, args.threads)
+        library.roofline_memory(data.data_ptr() + part * case.num_bytes, case.num_bytes, args.threads)
         calls.append(middle - start)
         reads.append(time.perf_counter() - middle)
         number += 1

@@ -100,7 +100,7 @@ class QuantizedWeight:
     """Minima that are added to the weights of each group; empty if interleaved with ``data``, None without minima."""
     table: str = ""
     """Name in ``TABLES`` of the values of the codes; empty if a code is its own value."""
-    unit: float = 1.0
+    global_scale: float = 1.0
     """Power of two that multiplies all scales, so that float16 can hold them."""
 
     @property

@@ -23,8 +23,8 @@ class StackedMatrix:
         self._count = count
         self.weight: PackedWeight | None = None
         """Stacked matrices of all experts; None before the first ``put``."""
-        self.units_E: torch.Tensor | None = None
-        """``QuantizedWeight.unit`` of each expert, float32; None for other weights."""
+        self.global_scales_E: torch.Tensor | None = None
+        """``QuantizedWeight.global_scale`` of each expert, float32; None for other weights."""
 
     def put(self, index: int, weight: PackedWeight) -> PackedWeight:
         """Copy the matrix of expert ``index`` into the stack. Returns the copy, whose tensors are views of the stack."""
@@ -33,12 +33,12 @@ class StackedMatrix:
             stacked = {name: x.new_zeros(self._count, *x.shape) for name, x in tensors.items()}
             self.weight = dataclasses.replace(weight, **stacked)
             if isinstance(weight, QuantizedWeight):
-                self.units_E = torch.ones(self._count, dtype=torch.float32, device=weight.device)
+                self.global_scales_E = torch.ones(self._count, dtype=torch.float32, device=weight.device)
         views = {name: getattr(self.weight, name)[index] for name in tensors}
         for name, view in views.items():
             view.copy_(tensors[name])
-        if self.units_E is not None:
-            self.units_E[index] = weight.unit
+        if self.global_scales_E is not None:
+            self.global_scales_E[index] = weight.global_scale
         return dataclasses.replace(weight, **views)
 
 

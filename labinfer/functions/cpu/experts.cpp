@@ -110,11 +110,11 @@ class Rows {
   // Calls each(row, low, high) with 2 × 16 outputs of each row.
   template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
-                       const float* scales, float unit, float* memory, const Stream& stream, Each each) {
+                       const float* scales, float global_scale, float* memory, const Stream& stream, Each each) {
     multiply_panel(state, form, count, in.x + first * form.padded(), panel, in.rows.start + first * form.groups(), memory, stream,
                    [&](int begin, int some, auto sums) {
                      for (int row = 0; row < some; ++row) {
-                       float scale = in.rows.scale[first + begin + row] * unit;
+                       float scale = in.rows.scale[first + begin + row] * global_scale;
                        each(first + begin + row, scaled(sums(row, 0), scale, scales), scaled(sums(row, 1), scale, scales ? scales + WIDTH : nullptr));
                      }
                    });
@@ -175,7 +175,7 @@ class Rows<Dense<Kernel>> {
 struct Panels {
   const uint8_t* data;
   const float* scales;  // null if there are no scales, or if they are stored with the data
-  float unit;
+  float global_scale;
   int64_t begin, end;
   const uint8_t* next;  // data that this thread reads next; null for none
 };
@@ -185,7 +185,7 @@ Panels panels_of(const uint8_t* expert, const Layout<Form>& layout, bool is_down
                  const uint8_t* next) {
   int64_t scales = is_down ? layout.down_scales() : layout.gate_scales();
   return {expert + (is_down ? layout.down_begin() : 0), Form::OUTPUT_SCALES ? (const float*)(expert + scales) : nullptr,
-          load<float>(expert + layout.units() + is_down * sizeof(float)), begin, end, next};
+          load<float>(expert + layout.global_scales() + is_down * sizeof(float)), begin, end, next};
 }
 
 // Address of a panel of an expert's down matrix.
@@ -214,7 +214,7 @@ void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, E
         stream.is_near = row > 0;
         int now = int(std::min(step, count - row));
         Rows<Form>::multiply(state, form, rows_in, row, now, panels.data + panel * form.panel_bytes(),
-                             panels.scales ? panels.scales + panel * PANEL : nullptr, panels.unit, memory, stream,
+                             panels.scales ? panels.scales + panel * PANEL : nullptr, panels.global_scale, memory, stream,
                              [&](int64_t at, floats low, floats high) { each(panel, first + at, low, high); });
       }
   }

@@ -32,7 +32,7 @@ template <typename Kernel>
 struct PanelState<Dense<Kernel>> : PanelState<Kernel> {};
 
 // Offsets of an expert's parts: panels of gate and up, each of 16 gate and the matching 16 up outputs, then the panels of down; output
-// scales follow their panels; the units of both matrices are last. Columns are zero-padded to a multiple of 16, outputs of down to 32.
+// scales follow their panels; the global scales of both matrices are last. Columns are zero-padded to a multiple of 16, outputs of down to 32.
 template <typename Form>
 struct Layout {
   int64_t hidden, columns;
@@ -45,8 +45,8 @@ struct Layout {
   int64_t gate_scales() const { return gate_panels * gate_up.panel_bytes(); }
   int64_t down_begin() const { return gate_scales() + scales(gate_panels); }
   int64_t down_scales() const { return down_begin() + down_panels * down.panel_bytes(); }
-  int64_t units() const { return down_scales() + scales(down_panels); }
-  int64_t bytes() const { return up_to(units() + 2 * sizeof(float), 64); }
+  int64_t global_scales() const { return down_scales() + scales(down_panels); }
+  int64_t bytes() const { return up_to(global_scales() + 2 * sizeof(float), 64); }
 
  private:
   static int64_t scales(int64_t panels) { return Form::OUTPUT_SCALES ? panels * PANEL * sizeof(float) : 0; }

@@ -10,9 +10,9 @@ import torch
 
 from labinfer.functions.cpu.dense import PANEL
 from labinfer.functions.cpu.library import Library, new_bytes, readable
-from labinfer.functions.cpu.quantized import CODINGS, code_unit, offset_kind
+from labinfer.functions.cpu.quantized import CODINGS, codes_global_scale, offset_kind
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
-from labinfer.functions.reference.quantized import scale_unit
+from labinfer.functions.reference.quantized import choose_global_scale
 from labinfer.weights.codes import Codes
 
 WEIGHTS = {"int4": 0, "int8": 1, torch.bfloat16: 2, torch.float16: 3, torch.float32: 4, "int5": 5}
@@ -34,16 +34,16 @@ class CompiledCodes(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("words", "scales", "offsets")),
-        ("unit", ctypes.c_float),
+        ("global_scale", ctypes.c_float),
     ]
 
     @classmethod
     def convert(cls, codes: Codes) -> CompiledCodes:
         assert codes.words.is_contiguous() and codes.scales.is_contiguous()
         offsets = codes.minima if codes.zeros is None else codes.zeros
-        unit = code_unit(codes) if codes.form.group else 1.0
+        global_scale = codes_global_scale(codes) if codes.form.group else 1.0
         pointer = None if offsets is None else offsets.data_ptr()
-        return cls(codes.words.data_ptr(), codes.scales.data_ptr(), pointer, unit)
+        return cls(codes.words.data_ptr(), codes.scales.data_ptr(), pointer, global_scale)
 
 
 class CompiledExpertsCall(ctypes.Structure):
@@ -106,13 +106,17 @@ class CpuPackedExperts:
     def pack(self, index: int, gate_up_FD: torch.Tensor, down_DF: torch.Tensor) -> None:
         if self.quantization != "none":
             gate_up_FD, down_DF = readable(gate_up_FD), readable(down_DF)
-        units = (scale_unit(gate_up_FD), scale_unit(down_DF)) if self.quantization == "int4" else (1.0, 1.0)
+        global_scales = (
+            (choose_global_scale(gate_up_FD), choose_global_scale(down_DF))
+            if self.quantization == "int4"
+            else (1.0, 1.0)
+        )
         self._library.pack_expert(
             ctypes.byref(self.compiled),
             index,
             gate_up_FD.data_ptr(),
             down_DF.data_ptr(),
-            *units,
+            *global_scales,
             gate_up_FD.dtype == torch.float32,
             torch.get_num_threads(),
         )

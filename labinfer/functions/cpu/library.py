@@ -154,24 +154,24 @@ def load(compiled: ctypes.CDLL) -> Library:
         "packed12_bytes": [size] * 3,
         "checksum": [pointer, size],
         "read_rows": [count, size, size, pointer, size, size, size, count],
-        "ceiling_memory": [pointer, size, count],
-        "ceiling_float32": [size, count],
+        "roofline_memory": [pointer, size, count],
+        "roofline_float32": [size, count],
         "reader_open": [count, size, count],
         "reader_wait": [pointer, size],
     }
     never_captured = {"reader_add": [pointer, size, size, pointer, size, size], "reader_close": [pointer]}
     where_there_is_the_instruction = {
         f"{name}_{kernel}": arguments[name] for kernel in library.kernels[1:] for name in PRODUCTS
-    } | dict.fromkeys(("ceiling_dot", "ceiling_int8"), [size, count])
+    } | dict.fromkeys(("roofline_dot", "roofline_int8"), [size, count])
     if "amx" in library.kernels:
-        where_there_is_the_instruction |= dict.fromkeys(("ceiling_amx", "ceiling_int8_amx"), [size, count])
+        where_there_is_the_instruction |= dict.fromkeys(("roofline_amx", "roofline_int8_amx"), [size, count])
     if library.bytes_kernel is not None:
         where_there_is_the_instruction["linear_groups_bytes"] = arguments["linear_groups"]
     present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
     for name, types in (arguments | counted | never_captured | present).items():
         function = getattr(compiled, name)
         function.argtypes = types
-        if name in counted or name.startswith("ceiling_"):
+        if name in counted or name.startswith("roofline_"):
             function.restype = size
             setattr(library, name, function)
             continue

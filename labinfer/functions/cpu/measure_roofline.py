@@ -27,13 +27,13 @@ def measure_roofline(library: Library, num_bytes: int = BYTES, rounds: int = ROU
         present = [getattr(library, name) for name in names if hasattr(library, name)]
         return max((_best_rate(partial(loop, rounds, threads)) for loop in present), default=0.0)
 
-    memory = _best_rate(lambda: library.ceiling_memory(data.data_ptr(), num_bytes, threads))
+    memory = _best_rate(lambda: library.roofline_memory(data.data_ptr(), num_bytes, threads))
     return RooflineLimits(
         threads,
         memory,
-        arithmetic("ceiling_float32"),
-        arithmetic("ceiling_dot", "ceiling_amx"),
-        arithmetic("ceiling_int8", "ceiling_int8_amx"),
+        arithmetic("roofline_float32"),
+        arithmetic("roofline_dot", "roofline_amx"),
+        arithmetic("roofline_int8", "roofline_int8_amx"),
     )
 
 

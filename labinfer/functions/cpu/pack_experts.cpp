@@ -3,10 +3,10 @@
 
 namespace {
 
-// Quantized matrix in the checkpoint's codes; unit is a power of two that multiplies the groups' scales.
+// Quantized matrix in the checkpoint's codes; global_scale is a power of two that multiplies the groups' scales.
 struct UnpackedCodes {
   Codes codes;
-  float unit;
+  float global_scale;
 };
 
 // Packs rows of a matrix into panels. row(output) is a row's address; null for a row of zeros.
@@ -37,13 +37,13 @@ void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int6
 }
 
 template <typename T, typename Form, typename Row>
-void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float unit, int threads) {
-  quantize<T>(form, row, data, scales, outputs, unit, threads);
+void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float global_scale, int threads) {
+  quantize<T>(form, row, data, scales, outputs, global_scale, threads);
 }
 
 // Packs gate_up (2 columns, hidden), gates first, and down (hidden, columns) into an expert's memory.
 template <typename Form, typename T>
-void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* to, float gate_up_unit, float down_unit,
+void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* to, float gate_up_scale, float down_scale,
           int threads) {
   int64_t hidden = layout.hidden, columns = layout.columns;
   auto gate_or_up = [=](int64_t output) -> const T* {
@@ -52,11 +52,11 @@ void pack(const Layout<Form>& layout, const T* gate_up, const T* down, uint8_t* 
     return column < columns ? gate_up + (is_up * columns + column) * hidden : nullptr;
   };
   pack_panels<T>(layout.gate_up, gate_or_up, to, (float*)(to + layout.gate_scales()), layout.gate_panels * PANEL,
-                 gate_up_unit, threads);
+                 gate_up_scale, threads);
   pack_panels<T>(layout.down, [=](int64_t output) { return down + output * columns; }, to + layout.down_begin(),
-                 (float*)(to + layout.down_scales()), hidden, down_unit, threads);
-  store(to + layout.units(), gate_up_unit);
-  store(to + layout.units() + sizeof(float), down_unit);
+                 (float*)(to + layout.down_scales()), hidden, down_scale, threads);
+  store(to + layout.global_scales(), gate_up_scale);
+  store(to + layout.global_scales() + sizeof(float), down_scale);
 }
 
 // Packs gate_up and down from codes into an expert's memory.
@@ -66,12 +66,12 @@ void pack(const Layout<Form>& layout, const UnpackedCodes& gate_up, const Unpack
     Half gates = halves_of(columns)(half / 2);
     return Half{half % 2 * columns + gates.row, gates.count};
   };
-  pack(layout.gate_up, gate_up.codes, gate_or_up, to, (float*)(to + layout.gate_scales()), layout.gate_panels, gate_up.unit,
+  pack(layout.gate_up, gate_up.codes, gate_or_up, to, (float*)(to + layout.gate_scales()), layout.gate_panels, gate_up.global_scale,
        threads);
   pack(layout.down, down.codes, halves_of(layout.hidden), to + layout.down_begin(), (float*)(to + layout.down_scales()),
-       layout.down_panels, down.unit, threads);
-  store(to + layout.units(), gate_up.unit);
-  store(to + layout.units() + sizeof(float), down.unit);
+       layout.down_panels, down.global_scale, threads);
+  store(to + layout.global_scales(), gate_up.global_scale);
+  store(to + layout.global_scales() + sizeof(float), down.global_scale);
 }
 
 }  // namespace
@@ -87,13 +87,13 @@ int64_t expert_bytes(const Experts* experts) {
 }
 
 // Packs an expert, see pack. For quantized layouts, weights are bfloat16 or (with `wide`) float32, and are rounded to int4 without zero
-// points or to int8 with a scale per output; units are powers of two that multiply int4 scales, else 1.
-void pack_expert(const Experts* experts, int64_t number, const void* gate_up, const void* down, float gate_up_unit,
-                 float down_unit, int wide, int threads) {
+// points or to int8 with a scale per output; the global scales are powers of two that multiply int4 scales, else 1.
+void pack_expert(const Experts* experts, int64_t number, const void* gate_up, const void* down, float gate_up_scale,
+                 float down_scale, int wide, int threads) {
   uint8_t* to = const_cast<uint8_t*>(experts->data[number]);
   auto with = [&](const auto& layout, auto weight) {
     using T = decltype(weight);
-    pack(layout, (const T*)gate_up, (const T*)down, to, gate_up_unit, down_unit, threads);
+    pack(layout, (const T*)gate_up, (const T*)down, to, gate_up_scale, down_scale, threads);
   };
   auto rounded = [&](const auto& layout) { wide ? with(layout, float()) : with(layout, bf16()); };
   switch (experts->weights) {

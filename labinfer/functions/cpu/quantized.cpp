@@ -8,17 +8,17 @@ namespace {
 // Calls `use` with the activations' dtype: bfloat16, or float32 if `wide`.
 template <typename Form>
 void multiply_any(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
-                  int64_t tokens, int64_t outputs, float unit, int wide, Finish finish, int threads) {
+                  int64_t tokens, int64_t outputs, float global_scale, int wide, Finish finish, int threads) {
   if (wide)
-    multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, unit, finish, threads);
-  else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, unit, finish, threads);
+    multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, global_scale, finish, threads);
+  else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, global_scale, finish, threads);
 }
 
 template <typename Form, typename T>
-void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scales, int64_t outputs, float unit,
+void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scales, int64_t outputs, float global_scale,
                    int threads) {
   auto row = [&](int64_t output) { return weight + output * form.inputs; };
-  quantize<T>(form, row, data, scales, outputs, unit, threads);
+  quantize<T>(form, row, data, scales, outputs, global_scale, threads);
 }
 
 // Dequantized weight of an output: number(address of its panel, output within it, input).
@@ -43,7 +43,7 @@ void rows_of_int8(const int64_t* ids, const uint8_t* data, const float* scales, 
 
 template <typename Coding, Offset OFFSET, typename T>
 void rows_of_groups(const Grouped<Coding, OFFSET>& form, const int64_t* ids, const uint8_t* data, T* out, int64_t tokens,
-                    int64_t outputs, float unit, int64_t first, int threads) {
+                    int64_t outputs, float global_scale, int64_t first, int threads) {
   look_up(form, ids, data, out, tokens, outputs, first, threads, [&](const uint8_t* panel, int64_t row, int64_t i) {
     int64_t output = row % PANEL, number = (form.lead + i) / form.group, place = (form.lead + i) % form.group;
     const uint8_t *at = panel + number * form.group_bytes(), *codes = at + form.HEAD + output * 4;
@@ -57,9 +57,9 @@ void rows_of_groups(const Grouped<Coding, OFFSET>& form, const int64_t* ids, con
       if (Words::LOWER)
         code |= codes[Words::lower_place(step) * 4 * PANEL + byte] >> step % Words::SHARED * Words::LOWER & ((1 << Words::LOWER) - 1);
     }
-    float scale = group_number<Coding::SCALE_BYTES>(at, output) * unit;
+    float scale = group_number<Coding::SCALE_BYTES>(at, output) * global_scale;
     float offset = OFFSET ? group_number<2>(at + Coding::SCALE_BYTES * PANEL, output) : 0.0f;
-    if (OFFSET == MINIMA) return code * scale + offset * unit;
+    if (OFFSET == MINIMA) return code * scale + offset * global_scale;
     return (Coding::number(code) - (OFFSET ? offset : float(Coding::MIDDLE))) * scale;
   });
 }
@@ -79,21 +79,22 @@ void quantize_int8(const void* weight, uint8_t* data, float* scales, int64_t out
   else quantize_rows(form, (const bf16*)weight, data, scales, outputs, 1.0f, threads);
 }
 
-// Quantizes weight (outputs, inputs) to int4: data (panels of 32 rows, groups, 64 + 16 group bytes); unit is a power of two that multiplies
-// all scales.
-void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t inputs, int64_t group, float unit, int wide,
+// Quantizes weight (outputs, inputs) to int4: data (panels of 32 rows, groups, 64 + 16 group bytes). global_scale is a power of two that
+// multiplies all scales.
+void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t inputs, int64_t group, float global_scale, int wide,
                    int threads) {
   Int4 form{inputs, group};
-  if (wide) quantize_rows(form, (const float*)weight, data, nullptr, outputs, unit, threads);
-  else quantize_rows(form, (const bf16*)weight, data, nullptr, outputs, unit, threads);
+  if (wide) quantize_rows(form, (const float*)weight, data, nullptr, outputs, global_scale, threads);
+  else quantize_rows(form, (const bf16*)weight, data, nullptr, outputs, global_scale, threads);
 }
 
-// Packs codes to data (panels of 32 rows: of each group scales, offsets if any, codes); unit is a power of two that multiplies all scales
-// and minima. Without groups (8 bits only), scales are separate (rows padded to a multiple of 32).
+// Packs codes to data (panels of 32 rows: of each group scales, offsets if any, codes). global_scale is a power of two that multiplies all
+// scales and minima. Without groups (8 bits only), scales are separate (rows padded to a multiple of 32).
 void pack_codes(const uint32_t* words, const float* scales, const void* offsets, uint8_t* data, float* output_scales,
-                int64_t outputs, int64_t inputs, int64_t group, int bits, int coding, int offset, float unit, int threads) {
+                int64_t outputs, int64_t inputs, int64_t group, int bits, int coding, int offset, float global_scale, int threads) {
   auto put = [&](auto form) {
-    pack(form, Codes{words, scales, offsets}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, unit, threads);
+    pack(form, Codes{words, scales, offsets}, halves_of(outputs), data, output_scales, up_to(outputs, PANEL) / PANEL, global_scale,
+         threads);
   };
   if (group) with_groups(inputs, group, 0, bits, coding, offset, put);
   else put(Int8{inputs});
@@ -111,9 +112,10 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
 // Product with weights in groups; `lead` inputs of other ranks precede the first input in its group.
 #define LINEAR_GROUPS(NAME, FORM)                                                                                             \
   void NAME(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs, \
-            int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads) {   \
+            int64_t group, int64_t lead, int bits, int coding, int offset, float global_scale, int wide, int finish,          \
+            int threads) {                                                                                                    \
     with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {                                                   \
-      multiply_any(FORM, x, data, nullptr, bias, out, tokens, outputs, unit, wide, Finish(finish), threads);                  \
+      multiply_any(FORM, x, data, nullptr, bias, out, tokens, outputs, global_scale, wide, Finish(finish), threads);          \
     });                                                                                                                       \
   }                                                                                                                           \
   REPLAYABLE(NAME)
@@ -135,11 +137,11 @@ REPLAYABLE(embedding_int8)
 
 // Rows of a table quantized in groups; see linear_groups.
 void embedding_groups(const int64_t* ids, const uint8_t* data, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
-                      int64_t first, int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide,
+                      int64_t first, int64_t group, int64_t lead, int bits, int coding, int offset, float global_scale, int wide,
                       int threads) {
   with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {
-    if (wide) rows_of_groups(form, ids, data, (float*)out, tokens, outputs, unit, first, threads);
-    else rows_of_groups(form, ids, data, (bf16*)out, tokens, outputs, unit, first, threads);
+    if (wide) rows_of_groups(form, ids, data, (float*)out, tokens, outputs, global_scale, first, threads);
+    else rows_of_groups(form, ids, data, (bf16*)out, tokens, outputs, global_scale, first, threads);
   });
 }
 REPLAYABLE(embedding_groups)

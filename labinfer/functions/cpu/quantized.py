@@ -10,14 +10,14 @@ from labinfer.functions.cpu.dense import PANEL, Finish
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
-from labinfer.functions.reference.quantized import scale_unit, shared_unit
+from labinfer.functions.reference.quantized import choose_global_scale, shared_global_scale
 from labinfer.weights.codes import Codes
 
 QUAD = 4
 """Inputs that one integer dot-product instruction multiplies."""
 SCALE_BYTES = 2
 HALF = 0.5
-"""``QuantizedWeight.unit`` for scales stored as 8-bit exponents with a bias of 127: the table's values are doubled."""
+"""``QuantizedWeight.global_scale`` for scales stored as 8-bit exponents with a bias of 127: the table's values are doubled."""
 CODINGS = tuple(TABLES)
 NONE, ZEROS, MINIMA = range(3)
 """Enum of group offsets in rounded.h."""
@@ -64,7 +64,7 @@ class CpuQuantized:
         outputs, inputs = weight_OI.shape
         weight_OI, dtype = readable(weight_OI), weight_OI.dtype
         groups = _up_to(inputs, group) // group
-        unit = scale_unit(weight_OI)
+        global_scale = choose_global_scale(weight_OI)
         data = new_bytes(_up_to(outputs, PANEL) * groups * (SCALE_BYTES + group // 2))
         self._library.quantize_int4(
             weight_OI.data_ptr(),
@@ -72,7 +72,7 @@ class CpuQuantized:
             outputs,
             inputs,
             group,
-            unit,
+            global_scale,
             _wide(weight_OI),
             torch.get_num_threads(),
         )
@@ -84,7 +84,7 @@ class CpuQuantized:
             dtype=dtype,
             bits=4,
             group=group,
-            unit=unit,
+            global_scale=global_scale,
         )
 
     def pack_codes(self, codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
@@ -93,11 +93,11 @@ class CpuQuantized:
         words_OW, scales_OG = codes.words.contiguous(), codes.scales.contiguous()
         offsets_OG = codes.minima if codes.zeros is None else codes.zeros
         offsets_OG = None if offsets_OG is None else offsets_OG.contiguous()
-        row_bytes, unit = words * QUAD, 1.0
+        row_bytes, global_scale = words * QUAD, 1.0
         if form.group:
             scale_bytes = 1 if form.table in POWERS_OF_TWO else SCALE_BYTES
             row_bytes = groups * (scale_bytes + SCALE_BYTES * (offsets_OG is not None) + form.group * form.bits // 8)
-            unit = code_unit(codes)
+            global_scale = codes_global_scale(codes)
         data = new_bytes(rows * row_bytes)
         output_scales = scales_OG.new_empty(0 if form.group else rows)
         self._library.pack_codes(
@@ -112,7 +112,7 @@ class CpuQuantized:
             form.bits,
             CODINGS.index(form.table),
             offset_kind(codes.zeros is not None, codes.minima is not None),
-            unit,
+            global_scale,
             torch.get_num_threads(),
         )
         return QuantizedWeight(
@@ -127,7 +127,7 @@ class CpuQuantized:
             bits=form.bits,
             group=form.group,
             lead=codes.lead,
-            unit=unit,
+            global_scale=global_scale,
         )
 
     def linear(self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -147,7 +147,7 @@ class CpuQuantized:
         if not weight.group:
             scales = (weight.scales.data_ptr(),)
             return self._multiply(self._linear_int8, x_TI, weight, bias_O, finish, scales=scales)
-        form = weight.group, weight.lead, weight.bits, *_coding(weight), weight.unit
+        form = weight.group, weight.lead, weight.bits, *_coding(weight), weight.global_scale
         return self._multiply(self._linear_groups, x_TI, weight, bias_O, finish, form=form)
 
     def _multiply(
@@ -186,7 +186,7 @@ class CpuQuantized:
         call, scales, form = self._library.embedding_int8, (table.scales.data_ptr(),), ()
         if table.group:
             call, scales = self._library.embedding_groups, ()
-            form = table.group, table.lead, table.bits, *_coding(table), table.unit
+            form = table.group, table.lead, table.bits, *_coding(table), table.global_scale
         out_TD = readable(table.data.new_empty(token_ids_T.shape[0], table.inputs, dtype=table.dtype))
         call(
             token_ids_T.data_ptr(),
@@ -204,9 +204,9 @@ class CpuQuantized:
         return out_TD.to(table.dtype)
 
 
-def code_unit(codes: Codes) -> float:
+def codes_global_scale(codes: Codes) -> float:
     """Power of two that multiplies all group scales and minima."""
-    return HALF if codes.form.table in POWERS_OF_TWO else shared_unit(codes.scales, codes.minima)
+    return HALF if codes.form.table in POWERS_OF_TWO else shared_global_scale(codes.scales, codes.minima)
 
 
 def offset_kind(has_zeros: bool, has_minima: bool) -> int:

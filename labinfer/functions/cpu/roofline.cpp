@@ -49,7 +49,7 @@ int64_t fill_tiles(int64_t steps, int threads) {
 extern "C" {
 
 // Reads `bytes` bytes, which should exceed the caches. Returns the number of bytes.
-int64_t ceiling_memory(const uint8_t* data, int64_t bytes, int threads) {
+int64_t roofline_memory(const uint8_t* data, int64_t bytes, int threads) {
   constexpr int64_t STEP = 4 * REGISTER;
   int64_t steps = bytes / STEP;
   std::atomic<uint32_t> bits{0};
@@ -69,7 +69,7 @@ int64_t ceiling_memory(const uint8_t* data, int64_t bytes, int threads) {
 }
 
 // float32 FMA. Returns the number of multiplications and additions.
-int64_t ceiling_float32(int64_t rounds, int threads) {
+int64_t roofline_float32(int64_t rounds, int threads) {
   volatile float factor = 0.5f, summand = 1.0f;
   lanes by = factor - lanes{}, plus = summand - lanes{};
   keep_busy<float, lanes>(rounds, threads, [=](lanes total) { return total * by + plus; });
@@ -78,7 +78,7 @@ int64_t ceiling_float32(int64_t rounds, int threads) {
 
 #ifdef HAS_BFLOAT16_DOT
 // bfloat16 dot products. Returns the number of multiplications and additions.
-int64_t ceiling_dot(int64_t rounds, int threads) {
+int64_t roofline_dot(int64_t rounds, int threads) {
   volatile uint32_t pair = 0x3f803f80;
   lane_words one = pair - lane_words{};
   keep_busy<float, lanes>(rounds, threads, [=](lanes total) { return Dot::add(total, one, one); });
@@ -88,7 +88,7 @@ int64_t ceiling_dot(int64_t rounds, int threads) {
 
 #ifdef HAS_BYTE_DOT
 // int8 dot products. Returns the number of multiplications and additions.
-int64_t ceiling_int8(int64_t rounds, int threads) {
+int64_t roofline_int8(int64_t rounds, int threads) {
   volatile uint32_t four = 0x01010101;
   lane_words one = four - lane_words{};
   keep_busy<int32_t, lane_ints>(rounds, threads, [=](lane_ints total) { return ByteDot::add(total, one, (lane_ints)one, 0); });
@@ -98,8 +98,8 @@ int64_t ceiling_int8(int64_t rounds, int threads) {
 
 #ifdef HAS_AMX
 // AMX tile products. Returns the number of multiplications and additions.
-int64_t ceiling_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::BFLOAT16>(rounds, threads); }
-int64_t ceiling_int8_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::UNSIGNED_WEIGHTS>(rounds, threads); }
+int64_t roofline_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::BFLOAT16>(rounds, threads); }
+int64_t roofline_int8_amx(int64_t rounds, int threads) { return fill_tiles<Numbers::UNSIGNED_WEIGHTS>(rounds, threads); }
 #endif
 
 }  // extern "C"

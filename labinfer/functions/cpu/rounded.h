@@ -255,14 +255,14 @@ inline floats clamp_int4(floats value) {
 }
 
 // int4 scale of a group (codes -8 ... 7) with the least squared error, among candidates near the one that just covers the largest weight;
-// in float16, to be multiplied with the unit.
-inline uint16_t best_scale(const WeightGroup& group, float unit) {
+// in float16, to be multiplied by global_scale.
+inline uint16_t best_scale(const WeightGroup& group, float global_scale) {
   constexpr int STEPS = 9;
   float extreme = group.extreme(), scales[STEPS], least = INFINITY;
   uint16_t stored[STEPS], best = 0;
   for (int step = 0; step < STEPS; ++step) {
-    stored[step] = narrow_float16(extreme / (-8.0f + 0.25f * step) / unit);
-    scales[step] = widen_float16(stored[step]) * unit;
+    stored[step] = narrow_float16(extreme / (-8.0f + 0.25f * step) / global_scale);
+    scales[step] = widen_float16(stored[step]) * global_scale;
   }
   for (int step = 0; step < STEPS && scales[step] != 0; ++step) {
     float scale = scales[step], inverse = std::clamp(1.0f / scale, -FLT_MAX, FLT_MAX);
@@ -297,9 +297,9 @@ void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t 
   });
 }
 
-// unit is a power of two that multiplies all scales.
+// global_scale is a power of two that multiplies all scales.
 template <typename T, typename Rows>
-void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs, float unit, int threads) {
+void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs, float global_scale, int threads) {
   int64_t groups = form.groups(), size = form.group;
   in_parallel(threads, up_to(outputs, PANEL), [&](Pieces& pieces) {
     WeightGroup group;
@@ -309,8 +309,8 @@ void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs
         int64_t begin = number * size;
         uint8_t* at = data + output / PANEL * form.panel_bytes() + number * form.group_bytes();
         group.take(from ? from + begin : nullptr, from ? std::min(size, form.inputs - begin) : 0, size);
-        uint16_t stored = best_scale(group, unit);
-        float scale = widen_float16(stored) * unit;
+        uint16_t stored = best_scale(group, global_scale);
+        float scale = widen_float16(stored) * global_scale;
         std::memcpy(at + output % PANEL * 2, &stored, 2);
         at += 2 * PANEL + output % PANEL * 4;
         for (int64_t i = 0; i < size; i += WIDTH) {
@@ -365,9 +365,9 @@ void pack(const Int8& form, const Codes& codes, Rows rows, uint8_t* data, float*
   });
 }
 
-// unit is a power of two, which all scales are to be multiplied with.
+// global_scale is a power of two, by which all scales are to be multiplied.
 template <typename Coding, Offset OFFSET, typename Rows>
-void pack(const Grouped<Coding, OFFSET>& form, const Codes& codes, Rows rows, uint8_t* data, float*, int64_t panels, float unit,
+void pack(const Grouped<Coding, OFFSET>& form, const Codes& codes, Rows rows, uint8_t* data, float*, int64_t panels, float global_scale,
           int threads) {
   constexpr int BITS = Coding::BITS, SCALE_BYTES = Coding::SCALE_BYTES;
   int64_t groups = form.groups(), group_words = form.group * BITS / 32, row_words = groups * group_words;
@@ -381,11 +381,11 @@ void pack(const Grouped<Coding, OFFSET>& form, const Codes& codes, Rows rows, ui
       for (int64_t i = 0; i < WIDTH; ++i) {
         bool present = i < own.count;
         int64_t place = half % 2 * WIDTH + i, index = (own.row + i) * groups + number;
-        float scale = present ? codes.scales[index] / unit : 0.0f, offset = 0.0f;
+        float scale = present ? codes.scales[index] / global_scale : 0.0f, offset = 0.0f;
         if constexpr (SCALE_BYTES == 2) store(at + 2 * place, narrow_float16(scale));
         else at[place] = uint8_t(load<uint32_t>(&scale) >> 23);
         if (OFFSET == ZEROS && present) offset = ((const uint8_t*)codes.offsets)[index];
-        if (OFFSET == MINIMA && present) offset = ((const float*)codes.offsets)[index] / unit;
+        if (OFFSET == MINIMA && present) offset = ((const float*)codes.offsets)[index] / global_scale;
         if (OFFSET) store(at + SCALE_BYTES * PANEL + 2 * place, narrow_float16(offset));
       }
     }

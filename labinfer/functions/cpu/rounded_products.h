@@ -6,7 +6,7 @@
 
 namespace {
 
-// Operands of a call: int8 rows, weights, scales and bias. `unit` multiplies all scales that are stored with the data.
+// Operands of a call: int8 rows, weights, scales and bias. `global_scale` multiplies all scales that are stored with the data.
 template <typename Form, typename T>
 struct Operands {
   const Form& form;
@@ -15,7 +15,7 @@ struct Operands {
   const float* scales;  // null if scales are stored with the data
   const T* bias;        // null for none
   int64_t tokens, outputs;
-  float unit;
+  float global_scale;
   int64_t together;  // rows of a block
 };
 
@@ -46,7 +46,7 @@ class RoundedProducts {
                      weight, all.rows.start + token * all.form.groups(), memory, stream,
                      [&](int begin, int some, auto sums) {
                        for (int row = 0; row < some; ++row) {
-                         float scale = all.rows.scale[token + begin + row] * all.unit;
+                         float scale = all.rows.scale[token + begin + row] * all.global_scale;
                          floats low = scaled(sums(row, 0), scale, scales, add_low);
                          floats high = scaled(sums(row, 1), scale, scales ? scales + WIDTH : nullptr, add_high);
                          write(token + begin + row, low, high);
@@ -101,10 +101,10 @@ void multiply(const Operands<Form, T>& operands, T* out, int threads) {
 
 template <typename Form, typename T>
 void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out, int64_t tokens,
-              int64_t outputs, float unit, Finish finish, int threads) {
+              int64_t outputs, float global_scale, Finish finish, int threads) {
   int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
   int64_t together = rows_together<Form>(tokens, form.padded() * sizeof(typename Form::Dot::Input), panels, threads);
-  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, unit, together};
+  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, global_scale, together};
   if (finish == Finish::NOTHING) return multiply(operands, out, threads);
   write_gated<Form>(finish, out, tokens, outputs / 2, together, threads,
                     [&] { return RoundedProducts<Form, T>(operands); });

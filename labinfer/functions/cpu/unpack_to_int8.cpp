@@ -119,16 +119,17 @@ extern "C" {
 #define WITH_GROUPS linear_groups
 #endif
 void WITH_GROUPS(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
-                 int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads);
+                 int64_t group, int64_t lead, int bits, int coding, int offset, float global_scale, int wide, int finish, int threads);
 
 // Product in bfloat16 with slightly requantized weights: each is rounded to a 127th of its output's largest weight.
 void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
-                         int64_t group, int64_t lead, int bits, int coding, int offset, float unit, int wide, int finish, int threads) {
+                         int64_t group, int64_t lead, int bits, int coding, int offset, float global_scale, int wide, int finish,
+                         int threads) {
   const ByteCoding* bytes = byte_coding(bits, coding, offset);
   if (!bytes || wide)
-    return WITH_GROUPS(x, data, bias, out, tokens, outputs, inputs, group, lead, bits, coding, offset, unit, wide, finish, threads);
-  multiply(CodesInBytes(*bytes, inputs, group, lead), (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs, unit,
-           Finish(finish), threads);
+    return WITH_GROUPS(x, data, bias, out, tokens, outputs, inputs, group, lead, bits, coding, offset, global_scale, wide, finish, threads);
+  multiply(CodesInBytes(*bytes, inputs, group, lead), (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs,
+           global_scale, Finish(finish), threads);
 }
 REPLAYABLE(linear_groups_bytes)
 #undef WITH_GROUPS

@@ -38,14 +38,14 @@ def experts(
     local_P = torch.where(is_here_TA, local_TA, -1).flatten()
     rows = sort_pairs(local_P, packed.num_experts) if len(local_P) > MAX_PAIRS else make_single_rows(local_P)
     middle_PF = products.multiply(
-        x_TD.contiguous(), gate_up, rows=rows, pairs_each=each, units_E=packed.gate_up.units_E
+        x_TD.contiguous(), gate_up, rows=rows, pairs_each=each, global_scales_E=packed.gate_up.global_scales_E
     )
     clamped_P = local_P.clamp(min=0)
     if gate is not None:
         middle_PF = gate.activate(middle_PF, clamped_P)
     else:
         middle_PF = (gelu_and_mul if mlps.gelu else silu_and_mul)(middle_PF)
-    parts_PD = products.multiply(middle_PF, down, rows=rows, units_E=packed.down.units_E).float()
+    parts_PD = products.multiply(middle_PF, down, rows=rows, global_scales_E=packed.down.global_scales_E).float()
     if gate is not None:
         parts_PD += gate.down_ED[clamped_P, : parts_PD.shape[1]]
     parts_TAD = parts_PD.view(num_tokens, each, down.outputs).mul_(weights_TA.unsqueeze(2))

@@ -90,7 +90,7 @@ class CudaProducts:
         *,
         rows: ExpertRows | None = None,
         pairs_each: int = 1,
-        units_E: torch.Tensor | None = None,
+        global_scales_E: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply with a matrix: (T, O); or each pair's row with its expert's matrix: (T × pairs, O), where rows without an expert are
         not written.
@@ -99,7 +99,7 @@ class CudaProducts:
             x_TI: contiguous.
             weight: matrix for which ``can_multiply`` is true; with ``rows`` its tensors have a leading expert dimension.
             pairs_each: number of pairs per row of ``x``.
-            units_E: ``unit`` of each expert's matrix, float32; None without experts, or if weights are not quantized.
+            global_scales_E: ``global_scale`` of each expert's matrix, float32; None without experts, or if weights are not quantized.
         """
         num_rows = x_TI.shape[0] * pairs_each
         out_TO = x_TI.new_empty(num_rows, weight.outputs)
@@ -121,7 +121,7 @@ class CudaProducts:
                 if codes is None
                 else (codes.scales, codes.zeros, codes.minima, self._tables.get(codes.table))
             ),
-            *(units_E, bias_O),
+            *(global_scales_E, bias_O),
             *((None,) * 4 if rows is None else (rows.expert_G, rows.begin_G, rows.end_G, rows.order_P)),
         ]
         _multiply[(blocks, row_blocks, splits)](
@@ -134,7 +134,7 @@ class CudaProducts:
             num_rows,
             weight.outputs,
             weight.inputs,
-            1.0 if codes is None else codes.unit,
+            1.0 if codes is None else codes.global_scale,
             BITS=0 if codes is None else codes.bits,
             GROUP=group,
             PAIRS=pairs_each,
@@ -174,7 +174,7 @@ def _multiply(
     zeros,
     minima,
     table,
-    units,
+    global_scales,
     bias,
     group_experts,
     group_begins,
@@ -183,7 +183,7 @@ def _multiply(
     num_rows,
     outputs,
     inputs,
-    unit,
+    global_scale,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -212,7 +212,7 @@ def _multiply(
         row = tl.load(order + place, mask=is_row, other=0).to(tl.int32)
         matrix_row = expert * outputs + output
         if BITS > 0:
-            unit = tl.load(units + expert)
+            global_scale = tl.load(global_scales + expert)
     num_groups = 1
     if GROUP > 0:
         num_groups = tl.cdiv(inputs, GROUP)
@@ -272,14 +272,14 @@ def _multiply(
             x_sum = tl.sum(x_tile.to(tl.float32), 1)
         if GROUP > 0:
             at = matrix_row * num_groups + first // GROUP
-            scale = tl.load(scales + at, mask=is_output, other=0.0).to(tl.float32) * unit
+            scale = tl.load(scales + at, mask=is_output, other=0.0).to(tl.float32) * global_scale
             products = products * scale[None, :]
             if HAS_MINIMA:
-                least = tl.load(minima + at, mask=is_output, other=0.0).to(tl.float32) * unit
+                least = tl.load(minima + at, mask=is_output, other=0.0).to(tl.float32) * global_scale
                 products += x_sum[:, None] * least[None, :]
         sums += products
     if BITS == 8 and GROUP == 0:
-        sums = sums * (tl.load(scales + matrix_row, mask=is_output, other=0.0).to(tl.float32) * unit)[None, :]
+        sums = sums * (tl.load(scales + matrix_row, mask=is_output, other=0.0).to(tl.float32) * global_scale)[None, :]
     if HAS_BIAS:
         sums += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     place_out = (split * num_rows + row).to(tl.int64)[:, None] * outputs + output[None, :]

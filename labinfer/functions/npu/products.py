@@ -88,7 +88,7 @@ def _to_int4(weight: QuantizedWeight) -> QuantizedWeight | Int4Weight:
     if not fits or not weight.outputs:
         return weight
     data = (weight.data[:, : weight.inputs // 2] ^ SIGN_BITS).contiguous().view(torch.int32)
-    scales_GO = (weight.scales.float() * weight.unit).to(weight.dtype).t().contiguous()
+    scales_GO = (weight.scales.float() * weight.global_scale).to(weight.dtype).t().contiguous()
     offsets_GO = torch.zeros_like(scales_GO) if weight.zeros is None else 8 - weight.zeros.t().to(weight.dtype)
     return Int4Weight(
         data=data,

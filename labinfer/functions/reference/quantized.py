@@ -2,7 +2,7 @@
 
 A weight is an integer code times a scale. In int8 each output has a scale. In int4 each group of inputs of an output
 has a scale (as in GPTQ: Frantar et al. 2022, arXiv:2210.17323), stored in float16 times a power of two per matrix (see
-``scale_unit``). Weights that a checkpoint has quantized may also have groups in 8 bits, and per group a zero point,
+``choose_global_scale``). Weights that a checkpoint has quantized may also have groups in 8 bits, and per group a zero point,
 which is subtracted first, or a minimum, which is added last; or their codes index a lookup table. Activations are
 quantized dynamically to 8 bits with a scale per row (Dettmers et al. 2022, arXiv:2208.07339), so that kernels multiply
 integers.
@@ -49,26 +49,26 @@ def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight:
     A byte holds the codes of two adjacent inputs. Inputs are zero-padded to whole groups.
     """
     outputs, inputs = weight_OI.shape
-    unit = scale_unit(weight_OI)
+    global_scale = choose_global_scale(weight_OI)
     wide = F.pad(weight_OI.float(), (0, -inputs % group)).view(outputs, -1, group)
     extreme = wide.gather(2, wide.abs().argmax(2, keepdim=True))
     best = torch.zeros_like(extreme)
     least = torch.full_like(extreme, float("inf"))
     for step in STEPS_4[:1] if weight_OI.is_meta else STEPS_4:  # only sizes matter on the meta device
-        scale = (extreme / step / unit).half().float() * unit
+        scale = (extreme / step / global_scale).half().float() * global_scale
         error = (wide - scale * _whole(wide, scale)).square().sum(2, keepdim=True)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     unsigned = (_whole(wide, best) - LOWEST_4).to(torch.uint8).view(outputs, -1)
     data = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
     return QuantizedWeight(
         data=data,
-        scales=(best / unit).squeeze(2).half(),
+        scales=(best / global_scale).squeeze(2).half(),
         outputs=outputs,
         inputs=inputs,
         dtype=weight_OI.dtype,
         bits=4,
         group=group,
-        unit=unit,
+        global_scale=global_scale,
     )
 
 
@@ -79,17 +79,17 @@ def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
     data = codes.words.contiguous().view(torch.uint8)
     if not form.group:
         data = _compute(lambda data_OI: data_OI ^ form.middle, data[:, : codes.num_inputs]).view(torch.int8)
-        scales, unit = codes.scales.squeeze(1), 1.0
+        scales, global_scale = codes.scales.squeeze(1), 1.0
     elif form.table in POWERS_OF_TWO:
-        scales, unit = (
+        scales, global_scale = (
             codes.scales.to(torch.bfloat16),
             1.0,
         )  # exact: bfloat16 represents every power of two of the table
     else:
-        unit = shared_unit(codes.scales, codes.minima)
-        scales = _compute(lambda scales_OG: scales_OG / unit, codes.scales).half()
+        global_scale = shared_global_scale(codes.scales, codes.minima)
+        scales = _compute(lambda scales_OG: scales_OG / global_scale, codes.scales).half()
         if codes.minima is not None:
-            minima = _compute(lambda minima_OG: minima_OG / unit, codes.minima).half()
+            minima = _compute(lambda minima_OG: minima_OG / global_scale, codes.minima).half()
     return QuantizedWeight(
         data=data,
         scales=scales,
@@ -102,17 +102,17 @@ def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
         bits=form.bits,
         group=form.group,
         lead=codes.lead,
-        unit=unit,
+        global_scale=global_scale,
     )
 
 
-def scale_unit(weight_OI: torch.Tensor) -> float:
+def choose_global_scale(weight_OI: torch.Tensor) -> float:
     """Power of two by which int4 scales are divided before they are stored in float16. The largest quotient is between
     2**14 and 2**15.
 
     Scales down to 2**-28 of the largest thus keep float16's full precision, whatever the range of the matrix's dtype.
     """
-    return 1.0 if weight_OI.is_meta else _unit(_peak(weight_OI) / -STEPS_4[-1])
+    return 1.0 if weight_OI.is_meta else _global_scale(_peak(weight_OI) / -STEPS_4[-1])
 
 
 def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
@@ -120,16 +120,16 @@ def _compute(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Ten
     return tensor if tensor.is_meta else function(tensor)
 
 
-def shared_unit(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None = None) -> float:
-    """Power of two by which quantization scales (and minima, if any) are divided to fit float16; see ``scale_unit``."""
+def shared_global_scale(scales_OG: torch.Tensor, minima_OG: torch.Tensor | None = None) -> float:
+    """Power of two by which quantization scales (and minima, if any) are divided to fit float16; see ``choose_global_scale``."""
     if scales_OG.is_meta:
         return 1.0
-    return _unit(max(_peak(scales_OG), 0.0 if minima_OG is None else _peak(minima_OG)))
+    return _global_scale(max(_peak(scales_OG), 0.0 if minima_OG is None else _peak(minima_OG)))
 
 
 def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(None)) -> torch.Tensor:
     """The dequantized matrix, or the rows ``outputs`` of it (a slice or indices): (O, I) float32."""
-    data, scales = weight.data[outputs], weight.scales[outputs].float() * weight.unit
+    data, scales = weight.data[outputs], weight.scales[outputs].float() * weight.global_scale
     if not weight.group:
         return data.float() * scales.unsqueeze(1)
     if weight.bits == 4:
@@ -145,7 +145,7 @@ def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(No
     if weight.minima is None:
         wide = (whole - zeros) * scales.unsqueeze(2)
     else:
-        wide = whole * scales.unsqueeze(2) + weight.minima[outputs].float().unsqueeze(2) * weight.unit
+        wide = whole * scales.unsqueeze(2) + weight.minima[outputs].float().unsqueeze(2) * weight.global_scale
     return wide.view(len(scales), -1)[:, weight.lead : weight.lead + weight.inputs]
 
 
@@ -212,7 +212,7 @@ def _peak(values: torch.Tensor) -> float:
     return max(-low.item(), high.item())
 
 
-def _unit(peak: float) -> float:
+def _global_scale(peak: float) -> float:
     """Power of two by which a largest scale of ``peak`` is divided, to a quotient between 2**14 and 2**15."""
     return math.ldexp(1.0, math.frexp(peak)[1] - 15) if 0.0 < peak < math.inf else 1.0
 

@@ -56,8 +56,8 @@ def test_int4_is_better_than_the_scale_that_just_holds_the_largest(outputs, inpu
     got = quantized.dequantize(quantized.quantize_int4(weight, group))
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)).view(outputs, -1, group)
     extreme = padded.gather(2, padded.abs().argmax(2, keepdim=True))
-    unit = quantized.scale_unit(weight)
-    scale = (extreme / -8 / unit).half().float() * unit
+    global_scale = quantized.choose_global_scale(weight)
+    scale = (extreme / -8 / global_scale).half().float() * global_scale
     plain = scale * (padded / torch.where(scale == 0, 1, scale)).round().clamp(-8, 7)
     plain = plain.view(outputs, -1)[:, :inputs]
     assert (got - weight).norm() <= (plain - weight).norm()
@@ -315,7 +315,7 @@ def test_int4_packs_the_same_bits_as_the_reference(cpu, dtype, group, factor):
     weight[3] *= 2.0**-20
     weight[5] = 0
     got, wanted = unpack(cpu.quantize_int4(weight, group)), quantized.quantize_int4(weight, group)
-    assert got.unit == wanted.unit
+    assert got.global_scale == wanted.global_scale
     assert torch.equal(got.scales, wanted.scales)
     assert torch.equal(got.data, wanted.data)
 
