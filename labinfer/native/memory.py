@@ -22,7 +22,7 @@ def use_huge_pages(address: int, num_bytes: int) -> None:
 
 def read_mapped(file: BinaryIO) -> bool:
     """Read a file into the page cache without the GIL, as huge pages if the file system supports it. Returns False if
-    the system has no ``MADV_POPULATE_READ``."""
+    Linux has no ``MADV_POPULATE_READ`` (before 5.14)."""
     size = os.fstat(file.fileno()).st_size
     with mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as memory:
         first = ctypes.c_char.from_buffer(memory)  # from_buffer requires a writable mapping
