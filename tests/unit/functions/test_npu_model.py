@@ -1,7 +1,9 @@
-"""A small model with the functions of an Ascend NPU, by the stand-in for torch_npu: prompts, decodes and captured steps."""
+"""A small model with the functions of an Ascend NPU, by the stand-in for torch_npu: prompts, decodes and captured steps; and the trials of
+all these functions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +12,26 @@ import tiny_llama
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.calls import CallSetting
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.npu.provider import NpuProvider
+from labinfer.functions.protocol_calls import protocol_calls
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.registry import FunctionRegistry
+from labinfer.functions.trial import Trials, make_cases
+from labinfer.launch.providers import reference_registry
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.worker.step_graphs import StepGraphs
 
 CPU, BLOCK = torch.device("cpu"), 128
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+
+
+class AnywhereRegistry(FunctionRegistry):
+    """Offers functions for NPUs for every device."""
+
+    def add(self, function, implementation):
+        super().add(function, replace(implementation, devices=()))
 
 
 class NpuRegistry(FunctionRegistry):
@@ -125,3 +138,32 @@ def test_captured_decodes_are_the_same(checkpoint, provider, quantization):
             assert torch.equal(again, model(DECODES, None, caches))
         finally:
             DECODES.token_ids_T.copy_(torch.tensor([11, 12]))
+
+
+@pytest.mark.parametrize("block", [128, 16])
+def test_trials_of_a_start_drop_no_function(calls, provider, block):
+    """On sizes that divide nothing, in every dtype; nothing is skipped for a limit without the reference in its place."""
+    registry = AnywhereRegistry()
+    for each in (ReferenceProvider(), provider):
+        each.register(registry, 64)
+    dtypes = [(dtype, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)] + [
+        (torch.bfloat16, torch.int8)
+    ]
+    settings = [CallSetting(device=CPU, dtype=dtype, kv_dtype=kv, block_size=block) for dtype, kv in dtypes]
+    trials, tried = Trials(reference_registry(64)), set()
+    for case in make_cases(registry, settings, list(protocol_calls()), lambda item, device: item.name == "npu"):
+        finding = trials.run(case)
+        assert finding.verdict == "works", finding.text
+        tried.add(finding.key)
+    functions = {
+        "add_rms_norm",
+        "silu_and_mul",
+        "rotate_and_write",
+        "paged_attention",
+        "route",
+        "linear",
+        "experts",
+        "embedding",
+    }
+    assert {function for function, _, _ in tried} == functions
+    assert len(set(calls)) == len([name for name in ops.__all__ if name.startswith("npu_")])
