@@ -145,7 +145,8 @@ def test_names_in_docstrings_are_in_the_tree():
 
 
 @pytest.mark.parametrize(
-    "text", ["`no_such_name`", "``Scheduler.method_that_is_missing``", "`engine/no_such_file.py`", "see `NoSuchClass(…)`"]
+    "text",
+    ["`no_such_name`", "``Scheduler.method_that_is_missing``", "`engine/no_such_file.py`", "see `NoSuchClass(…)`"],
 )
 def test_names_that_the_tree_lacks_are_found(text):
     assert unknown_names(text)
