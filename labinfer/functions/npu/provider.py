@@ -56,7 +56,8 @@ class NpuProvider(Provider):
                 self._ops = torch_npu
             self._attention = NpuAttention(self._ops, device)
             npu = self._ops.npu
-            self._fingerprint = (self._ops.__version__, npu.utils.get_cann_version(), npu.get_device_name(device))
+            versions = (npu.utils.get_cann_version(module) for module in ("CANN", "DRIVER"))
+            self._fingerprint = (self._ops.__version__, *versions, npu.get_device_name(device))
         except Exception as error:  # noqa: BLE001 - those of the vendor's libraries and of the card
             self._attention = None
             logger.warning("torch_npu does not work here: %s; using the slower torch functions", first_line(error))

@@ -277,7 +277,7 @@ def test_provider_offers_its_functions_where_torch_npu_works(caplog):
     provider = NpuProvider(ops)
     provider.prepare(CPU)
     assert isinstance(provider.capture(), NpuCapture)
-    assert provider.fingerprint() == ("2.12.0", "9.1.0", "Ascend910B")
+    assert provider.fingerprint() == ("2.12.0", "9.1.0", "25.5.0", "Ascend910B")
     broken = NpuProvider(SimpleNamespace(__version__="2.12.0"))
     broken.prepare(CPU)
     assert broken.capture() is None and "torch_npu does not work here" in caplog.text

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-utils = SimpleNamespace(get_cann_version=lambda: "9.1.0")
+utils = SimpleNamespace(get_cann_version={"CANN": "9.1.0", "DRIVER": "25.5.0"}.__getitem__)
 _recording: list[NPUGraph] = []
 """The graph that is recorded, if any."""
 
