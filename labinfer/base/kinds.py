@@ -110,6 +110,7 @@ KINDS: dict[str, Kind] = {
                 for name in ("generate", "serve", "chat", "probe", "cache", "simulate")
             },
             "supervise": "labinfer.cli.commands.supervise:run",
+            "check-device": "labinfer.cli.commands.check_device:run",
             "plan": "labinfer.cli.commands.layout:run",
             **{
                 f"bench {kind}": "labinfer.cli.commands.bench_engine:run" for kind in ("latency", "throughput", "serve")

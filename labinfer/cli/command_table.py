@@ -22,6 +22,7 @@ from labinfer.base.sampling_options import SamplingOptions
 from labinfer.cli.bench.options import (
     AccuracyOptions,
     BenchOptions,
+    CheckDeviceOptions,
     FunctionBenchOptions,
     LatencyOptions,
     LoadOptions,
@@ -120,6 +121,13 @@ COMMANDS = {
         description="List the disk cache of packed and quantized weights, from which later starts load.",
         summary="list or delete the disk cache of packed weights",
         options=(WeightCacheOptions,),
+    ),
+    "check-device": CommandFlags(
+        description="Try every function, graph capture and collective of a device beside the reference on the CPU, at sizes that divide "
+        "nothing, in every dtype. The exit status is 0 if all of them are right.",
+        summary="try every function of a device beside the reference",
+        options=(CheckDeviceOptions, ParallelOptions, RuntimeOptions),
+        left_out=tuple(f.name for f in dataclasses.fields(ParallelOptions) if f.name != "device"),
     ),
     "bench latency": CommandFlags(
         description="Latency of a fixed batch, from its first request to its last token.",

@@ -144,8 +144,8 @@ class TrialCase:
             function=self.function,
             name=self.item.name,
             quantization=self.quantization,
-            dtype=_name(self.setting.dtype),
-            kv_dtype=_name(self.setting.kv_dtype),
+            dtype=dtype_name(self.setting.dtype),
+            kv_dtype=dtype_name(self.setting.kv_dtype),
             rows=self.rows,
             verdict=verdict,
             detail=detail,
@@ -289,7 +289,8 @@ def _exact_linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Ten
     return F.linear(x_TI.float(), dequantize(weight), None if bias_O is None else bias_O.float()).to(x_TI.dtype)
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype, such as ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 

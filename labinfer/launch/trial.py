@@ -15,6 +15,7 @@ import torch
 import labinfer
 from labinfer.base.errors import UserError
 from labinfer.base.plugins import PLUGINS
+from labinfer.comm.spmd.accelerator import hardware_name
 from labinfer.functions.calls import CallSetting, FunctionCall
 from labinfer.functions.protocol_calls import protocol_calls
 from labinfer.functions.provider import Provider
@@ -86,7 +87,7 @@ def drop_failing(
     )
     implementation_keys = list(dict.fromkeys(case.finding("works").key for case in cases))
     circumstances = (
-        (FORM, labinfer.__version__, torch.__version__, TRIED_ROWS, device_name(setting.device)),
+        (FORM, labinfer.__version__, torch.__version__, TRIED_ROWS, _hardware(setting.device)),
         [provider.fingerprint() for provider in providers],
         (PLUGINS.computing_code(), request.settings, request.calls, group_size, weights, implementation_keys),
     )
@@ -173,9 +174,6 @@ def try_in_process(request: TrialRequest, limit: float) -> list[Finding]:
     return [msgspec.json.decode(line, type=Finding) for line in lines]
 
 
-def device_name(device: torch.device) -> str:
-    """Name of an accelerator's hardware, as its module of torch tells it; empty for CPUs, which providers name in their fingerprints."""
-    if device.type == "cpu":
-        return ""
-    name = getattr(getattr(torch, device.type, None), "get_device_name", None)
-    return f"{device.type} {name(device)}" if name is not None else device.type
+def _hardware(device: torch.device) -> str:
+    """Type and product name of an accelerator; empty for CPUs, which providers name in their fingerprints."""
+    return "" if device.type == "cpu" else f"{device.type} {hardware_name(device)}"

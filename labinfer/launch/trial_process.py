@@ -12,7 +12,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from labinfer.base.plugins import PLUGINS, PluginSource, describe_error
 from labinfer.base.registry import REGISTRY
 from labinfer.base.standard_error import write_error
 from labinfer.functions.calls import CallSetting, FunctionCall
+from labinfer.functions.capture_trial import CaptureCase
 from labinfer.functions.registry import WeightChoice
 from labinfer.functions.trial import Finding, TrialCase, Trials, Verdict, is_tried, make_cases
 from labinfer.launch.providers import make_providers, make_registry, reference_registry
@@ -91,7 +93,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Time budget in seconds for the cases of one fork; see ``run_cases``."""
 
-    def cases(self, device: torch.device) -> Iterable[TrialCase]:
+    def cases(self, device: torch.device) -> Iterator[TrialCase | CaptureCase]:
         """All cases, with the functions that this process's providers have for ``device``."""
         providers = make_providers()
         for provider in providers:
@@ -99,7 +101,17 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
         registry = make_registry(providers, self.group_size, self.weights)
         settings = [spec.on(device) for spec in self.settings]
         chosen = (lambda item, device: True) if self.tries_all else is_tried
-        return make_cases(registry, settings, [spec.make() for spec in self.calls], chosen)
+        yield from make_cases(registry, settings, [spec.make() for spec in self.calls], chosen)
+        if self.tries_all:
+            for provider in providers:
+                if provider.capture() is not None:
+                    for setting in settings:
+                        functions = registry.select(device, setting.dtype)
+                        setting = replace(setting, tiled_cache=functions.tiled_cache)
+                        name = type(provider).__name__
+                        yield CaptureCase(
+                            name=name, make_capture=provider.capture, functions=functions, setting=setting
+                        )
 
 
 class TrialMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +124,7 @@ class TrialMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def run_cases(
-    cases: Iterable[TrialCase],
+    cases: Iterable[TrialCase | CaptureCase],
     trials: Trials,
     on_message: Callable[[TrialMessage], None],
     *,
@@ -137,7 +149,7 @@ def run_cases(
             continue
         tried.add(_key(started))
         on_message(TrialMessage(index, started, False))
-        finding = trials.run(case)
+        finding = case.run() if isinstance(case, CaptureCase) else trials.run(case)
         on_message(TrialMessage(index, finding, True))
         if finding.verdict != "works" and stops_at_failure:
             failed.add(_key(finding))

@@ -47,7 +47,7 @@ class Faulty(Provider):
             "rotate_and_write": ends,
             "silu_and_mul": hangs,
             "paged_attention": is_wrong,
-            "argmax": lambda logits_BV: logits_BV.no_such_method(),
+            "argmax": lambda logits_BV: logits_BV.kernel_of_tomorrow(),
             "gelu_and_mul": elementwise.gelu_and_mul,
         }}
         registry.add_all(calls, name="faulty")
@@ -115,5 +115,5 @@ def test_a_faulty_kernel_that_is_chosen_by_name_is_refused(plugin):
     (line,) = done.our_errors
     assert done.returncode == 2, done.text
     assert "--functions argmax=faulty raises: --plugin faulty:" in line
-    assert "AttributeError: 'Tensor' object has no attribute 'no_such_method'" in line
+    assert "AttributeError: 'Tensor' object has no attribute 'kernel_of_tomorrow'" in line
     assert line.endswith("fix it, or leave it out")

@@ -157,6 +157,13 @@ class AccuracyOptions:
 
 
 @dataclass(frozen=True)
+class CheckDeviceOptions:
+    """Output file of ``check-device``."""
+
+    json: str = option("", "also write the results to this JSON file, for a report", metavar="FILE")
+
+
+@dataclass(frozen=True)
 class FunctionBenchOptions:
     """Output files of the measurements."""
 

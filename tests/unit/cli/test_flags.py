@@ -85,6 +85,10 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
         ("plan", ENGINE_FLAGS | {"--auto", "--cluster", "--link", "--objective", "--workload", "--save"}),
         ("probe", FUNCTIONS_FLAGS - {"--output-json", "--plot"} | {"--save"}),
         ("cache", {"--clean"}),
+        (
+            "check-device",
+            {"--json", "--device", "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range"},
+        ),
         ("bench comm", COMM_FLAGS),
         ("bench accuracy", ACCURACY_FLAGS),
         ("bench latency", BENCH_FLAGS | {"--batch-size", "--num-iters", "--num-iters-warmup"}),
@@ -102,7 +106,8 @@ def test_set_of_flags_is_frozen(command, flags):
 def test_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
     assert (
-        set(COMMANDS) == {"generate", "serve", "chat", "plan", "probe", "simulate", "supervise", "cache"} | benchmarks
+        set(COMMANDS)
+        == {"generate", "serve", "chat", "plan", "probe", "simulate", "supervise", "cache", "check-device"} | benchmarks
     )
 
 
@@ -136,7 +141,7 @@ def test_help_is_a_summary_that_fits_a_screen(flag, columns, capsys, monkeypatch
     (begin, end) = lines.index("commands:"), lines.index("", lines.index("commands:"))
     commands = [line.split()[1] for line in lines[begin:end] if line.startswith("  launch.py ")]
     assert commands == [
-        "--prompt", "--input", "serve", "chat", "supervise", "plan", "probe", "simulate", "cache", "bench"
+        "--prompt", "--input", "serve", "chat", "supervise", "plan", "probe", "simulate", "cache", "check-device", "bench"
     ]  # fmt: skip
 
 

@@ -1,0 +1,148 @@
+"""``launch.py check-device``: every function, capture and collective of a device, beside the reference on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from itertools import product
+from operator import attrgetter
+
+import msgspec
+import torch
+
+import labinfer
+from labinfer.base.errors import ExitStatus, UserError
+from labinfer.base.plugins import PLUGINS
+from labinfer.cli.bench.options import CheckDeviceOptions
+from labinfer.cli.commands.session import Session
+from labinfer.comm.spmd.devices import resolve_devices, torch_device
+from labinfer.functions.calls import CallSetting
+from labinfer.functions.protocol_calls import protocol_calls
+from labinfer.functions.trial import Finding
+from labinfer.launch.cgroup_limits import describe_hardware
+from labinfer.launch.collectives_trial import try_collectives
+from labinfer.launch.providers import GROUP_SIZE, describe_device
+from labinfer.launch.trial import try_in_process
+from labinfer.launch.trial_process import CallSpec, SettingSpec, TrialRequest
+from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
+from labinfer.observe.progress_line import Ticker
+from labinfer.observe.table import format_table
+
+SECONDS = 400.0
+"""Time budget in seconds of the trials in one process, beyond which each implementation has one case."""
+LIMIT = 550.0
+"""Timeout in seconds of all trials together."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEADER = ("function", "implementation", "weights", "dtypes", "cases", "speed", "result")
+SLOW = 0.8
+"""Speed relative to the reference below which an implementation is called slower."""
+
+
+def run(session: Session, own: CheckDeviceOptions) -> int:
+    """Print one row for each function, implementation and result. Returns 0 if all of them work."""
+    group = session.join()
+    with group.raise_on_all_ranks():
+        if group.size > 1:
+            raise UserError(
+                f"check-device runs on one rank, not on {group.size}, and starts a second process itself if there are two "
+                "devices; start it without a launcher"
+            )
+        name = resolve_devices({0: session.options.parallel.device[0]}, group.everyone)[0]
+        file = OutputFile(own.json, "--json") if own.json else None
+    device = torch_device(name)
+    with contextlib.closing(Ticker(lambda: "trying functions")):
+        findings = try_in_process(make_request(device), LIMIT)
+        if not findings:
+            findings = [_no_result(device)]
+        if device.type == "cpu" or group.everyone[0].num_accelerators > 1:
+            findings += try_collectives(device.type)
+    problems = [finding for finding in findings if finding.verdict != "works"]
+    hardware = describe_hardware(group, device)
+    lines = [
+        f"{device}: {hardware}; torch {torch.__version__}, LABInfer {labinfer.__version__}",
+        findings_table(findings),
+        f"{len(findings)} cases, {len(problems)} of them fail",
+    ]
+    OutputFile(STANDARD).write("\n\n".join(lines) + "\n")
+    if file is not None:
+        report = {
+            "device": str(device),
+            "hardware": hardware,
+            "torch": torch.__version__,
+            "labinfer": labinfer.__version__,
+            "plugins": PLUGINS.identities(),
+            "findings": msgspec.to_builtins(findings),
+        }
+        file.begin()
+        file.write(json.dumps(report, indent=1) + "\n")
+        tell_written(own.json)
+    group.close()
+    return ExitStatus.SOME_FAILED if problems else ExitStatus.OK
+
+
+def make_request(device: torch.device) -> TrialRequest:
+    """Request for trials of everything that ``device`` offers."""
+    sizes = sorted({16, describe_device(device.type).block_size})
+    tiled = (False, True) if device.type == "cpu" else (False,)
+    settings = [
+        SettingSpec.from_setting(
+            CallSetting(device=device, dtype=dtype, kv_dtype=kv_dtype, block_size=size, tiled_cache=is_tiled)
+        )
+        for dtype, size, is_tiled in product(DTYPES, sizes, tiled)
+        for kv_dtype in (dtype, torch.int8)
+    ]
+    return TrialRequest(
+        device=str(device),
+        settings=settings,
+        calls=[CallSpec.from_call(call) for call in protocol_calls()],
+        group_size=GROUP_SIZE,
+        plugins=PLUGINS.loaded,
+        tries_all=True,
+        seconds=SECONDS,
+    )
+
+
+def _no_result(device: torch.device) -> Finding:
+    return Finding(
+        function="all",
+        name=device.type,
+        quantization="none",
+        dtype="-",
+        kv_dtype="-",
+        rows=0,
+        verdict="crashes",
+        detail="the process that tries the functions had no result; --log-level info tells why",
+    )
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """A row for each implementation; several if it fails in some cases."""
+    rows: dict[tuple, list[Finding]] = {}
+    for finding in findings:
+        rows.setdefault((finding.key, finding.verdict), []).append(finding)
+    return format_table(HEADER, [_row(group) for group in rows.values()])
+
+
+def _row(findings: Sequence[Finding]) -> tuple[object, ...]:
+    """Cells of the table for ``findings`` of one implementation with one verdict."""
+    first = findings[0]
+    dtypes = " ".join(dict.fromkeys(map(attrgetter("dtype"), findings)))
+    own, reference = (sum(map(attrgetter(name), findings)) for name in ("seconds", "reference_seconds"))
+    speed = reference / own if own and first.name != "reference" else 0.0
+    result = first.verdict if first.verdict in ("works", "wrong") else f"{first.verdict}: {first.detail}"
+    if first.verdict == "wrong":
+        result = f"wrong: {first.detail}, for {first.rows} tokens"
+    elif first.verdict == "works" and first.detail:
+        result = f"works, {first.detail}"
+    elif first.verdict == "works" and 0 < speed < SLOW:
+        result = "works, slower than the reference"
+    return (
+        first.function,
+        first.name,
+        first.quantization,
+        dtypes,
+        len(findings),
+        f"{speed:.2f}x" if speed else "-",
+        result,
+    )

@@ -1,0 +1,112 @@
+"""``launch.py check-device``: its table and its file, on a CPU with and without planted faults, and on the make-believe accelerator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from launchers import LAUNCH, run
+from planted_faults import READERS
+
+from labinfer.cli.commands.check_device import HEADER, findings_table, make_request
+from labinfer.functions.registry import FUNCTIONS
+from labinfer.functions.trial import Finding
+
+PLANTED = f'''"""Implementations that are wrong by 1 %."""
+
+import sys
+
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+
+from planted_faults import plant
+
+from labinfer import register
+from labinfer.functions.provider import Provider
+from labinfer.functions.registry import FUNCTIONS
+from labinfer.launch.providers import reference_registry
+
+
+@register("function_provider", "planted")
+class Planted(Provider):
+    def register(self, registry, group_size):
+        for function in FUNCTIONS:
+            plant(registry, reference_registry(group_size), function, "int8" if function == "pack_codes" else "none")
+'''
+
+
+def check(*flags: object, **env: str) -> tuple[int, list[str], list[Finding]]:
+    """Exit status, lines and findings of the command."""
+    file = Path(str(flags[0]))
+    done = run("single", 1, LAUNCH, "check-device", "--json", *flags, timeout=600, **env)
+    assert file.exists(), done.text
+    report = json.loads(file.read_text())
+    return done.returncode, done.stdout.splitlines(), msgspec.convert(report["findings"], list[Finding])
+
+
+def finding(verdict: str, **changes) -> Finding:
+    fields = {"function": "linear", "name": "own", "quantization": "int8", "dtype": "float32", "kv_dtype": "float32"}
+    return Finding(**{**fields, "rows": 3, "verdict": verdict, **changes})
+
+
+def test_table_has_a_row_for_each_result_of_an_implementation():
+    findings = [
+        finding("works", seconds=2.0, reference_seconds=1.0),
+        finding("works", dtype="float16", seconds=2.0, reference_seconds=1.0),
+        finding("wrong", dtype="bfloat16", detail="differs from the reference by a factor of 1.010"),
+        finding("hangs", function="silu_and_mul", detail="no result within 5 s"),
+        finding("works", function="capture", detail="not captured"),
+    ]
+    lines = findings_table(findings).splitlines()
+    assert [line.split() for line in (lines[0], lines[2])] == [
+        list(HEADER),
+        [
+            "linear",
+            "own",
+            "int8",
+            "float32",
+            "float16",
+            "2",
+            "0.50x",
+            *["works,", "slower", "than", "the", "reference"],
+        ],
+    ]
+    assert lines[3].endswith("wrong: differs from the reference by a factor of 1.010, for 3 tokens")
+    assert lines[4].endswith("hangs: no result within 5 s") and lines[5].endswith("works, not captured")
+
+
+def test_settings_are_those_of_the_device():
+    request = make_request(torch.device("cpu"))
+    assert {spec.tiled_cache for spec in request.settings} == {False, True}
+    assert {(spec.dtype, spec.kv_dtype) for spec in request.settings} == {
+        (dtype, kv_dtype) for dtype in ("float32", "bfloat16", "float16") for kv_dtype in (dtype, "int8")
+    }
+
+
+@pytest.mark.slow
+def test_faults_of_every_function_are_in_the_table(tmp_path):
+    plugin = tmp_path / "planted.py"
+    plugin.write_text(PLANTED)
+    status, lines, findings = check(tmp_path / "found.json", "--device", "cpu", "--plugin", plugin)
+    assert status == 1 and f"{len(findings)} cases" in lines[-1]
+    failed = {each.key[:2] for each in findings if each.verdict != "works"}
+    assert failed == {(READERS.get(function, function), f"planted-{function}") for function in FUNCTIONS}
+    for function, name in failed:
+        assert any(line.startswith(function) and name in line and "wrong" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_everything_that_ships_works_on_this_cpu(tmp_path):
+    status, lines, findings = check(tmp_path / "found.json", "--device", "cpu")
+    assert [each.text for each in findings if each.verdict != "works"] == [] and status == 0
+    functions = {each.function for each in findings}
+    assert functions | READERS.keys() == {*FUNCTIONS, "capture", "all_reduce", "all_gather", "send"}
+    assert lines[-1].endswith(" 0 of them fail")
+
+
+def test_several_ranks_are_refused():
+    done = run("mpirun", 2, LAUNCH, "check-device", "--device", "cpu")
+    (line,) = done.our_errors
+    assert done.returncode == 2 and "check-device runs on one rank, not on 2" in line
