@@ -32,7 +32,7 @@ FEWER_BITS = (
 @pytest.fixture
 def env(request) -> dict[str, str]:
     """What ranks need to have the accelerator."""
-    return {} if ACCELERATOR else request.getfixturevalue("fake_device")(DEVICE, "late-copies")
+    return {} if ACCELERATOR else request.getfixturevalue("fake_device")(DEVICE, "no-float64", "late-copies")
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys((*KINDS, *FAMILIES, SHARED_CACHES)))

@@ -10,7 +10,7 @@ from launchers import LAUNCHERS
 from many_streams import ask_all
 from serving import serving
 
-SWITCHES = ("late-copies",)
+SWITCHES = ("no-float64", "late-copies")
 PP, TP = "pipeline_parallel_size", "tensor_parallel_size"
 LAYOUTS = {
     "npu, then cpu": ("npu", 2, {PP: 2, "device": ["npu", "cpu"]}),

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from device_steps import device_steps
+from golden_launches import SAMPLE_CASES, check, run_driver
 from launchers import environment, run
 
 SUMS = "x = torch.arange(4, device=NAME); y = x + 1; print(y.tolist(), y.device)"
@@ -108,6 +109,16 @@ def test_ranks_of_a_group_need_cards_of_their_own(fake_device, tmp_path):
     assert shared.returncode != 0 and "hccl: duplicate device: ranks [0, 1] are on" in shared.stderr
 
 
+def test_tokens_are_those_of_the_cpu(fake_device, tmp_path):
+    """Greedy ones, also of prompts that are found again, and drawn ones."""
+    kind, plain = "qwen2-tied", SAMPLE_CASES[0]
+    cases = [(kind, *plain), (kind, "1f1b", 16, "hit")]
+    layouts = {"card": [{"device": ["npu"]}, cases], "cpu": [{"device": ["cpu"]}, [(kind, *plain)]]}
+    results = run_driver("single", 1, layouts, tmp_path, **fake_device("npu", "no-float64", "late-copies"))
+    (on_cpu,) = results["cpu"].values()
+    check(results["card"], len(cases), {kind: on_cpu["sampled"]})
+
+
 def test_greedy_step_copies_its_indices_and_its_tokens(fake_device, tmp_path):
-    (step,) = device_steps("single", 1, FLOAT32, {}, tmp_path, fake_device("npu")).values()
+    (step,) = device_steps("single", 1, FLOAT32, {}, tmp_path, fake_device("npu", "late-copies")).values()
     step.check(uploads=1, downloads=1)
