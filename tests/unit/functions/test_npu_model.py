@@ -13,6 +13,7 @@ import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.calls import CallSetting
+from labinfer.functions.capture_trial import CaptureCase
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.npu.provider import NpuProvider
 from labinfer.functions.protocol_calls import protocol_calls
@@ -167,3 +168,13 @@ def test_trials_of_a_start_drop_no_function(calls, provider, block):
     }
     assert {function for function, _, _ in tried} == functions
     assert len(set(calls)) == len([name for name in ops.__all__ if name.startswith("npu_")])
+
+
+@pytest.mark.parametrize(("dtype", "detail"), [(torch.bfloat16, ""), (torch.float32, "not captured")], ids=str)
+def test_trial_of_the_capture(provider, dtype, detail):
+    """float32 steps are not captured, as their attention is the reference's, which reads lists."""
+    setting = CallSetting(device=CPU, dtype=dtype, kv_dtype=dtype, block_size=BLOCK)
+    functions = make_registry(provider).select(CPU, dtype)
+    case = CaptureCase(name="NpuProvider", make_capture=provider.capture, functions=functions, setting=setting)
+    finding = case.run()
+    assert (finding.verdict, finding.detail) == ("works", detail)
