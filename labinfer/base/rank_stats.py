@@ -51,17 +51,6 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
         sizes, times = self.sizes, (self.alone if alone and self.alone else self.by_stage)[stage]
         return _interpolate(sizes, times, size)
 
-    def describe(self) -> str:
-        """Describe the times in one line, for the startup log."""
-        text = f"step time of the slowest stage: {self._slowest(self.by_stage)} decoding sequences"
-        text += f" ({self._slowest(self.alone)} while the others are idle)" if self.alone else ""
-        text += f", stage-to-stage transfer {self.hop * 1e3:.2f} ms" if self.hop else ""
-        text += f", swapping a KV block {self.swapped_block * 1e3:.2f} ms" if self.swapped_block else ""
-        return text + (f", swapping a recurrent state {self.swapped_state * 1e3:.2f} ms" if self.swapped_state else "")
-
-    def _slowest(self, times: list[list[float]]) -> str:
-        return ", ".join(f"{max(of[i] for of in times) * 1e3:.1f} ms for {size}" for i, size in enumerate(self.sizes))
-
     @property
     def per_token(self) -> float:
         """Seconds per token of a long prompt, in the busiest stage."""

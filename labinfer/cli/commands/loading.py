@@ -6,6 +6,7 @@ import logging
 
 from labinfer.api.llm import LLM
 from labinfer.base.config import EngineOptions
+from labinfer.base.rank_stats import StepTimes
 from labinfer.base.standard_error import write_error
 from labinfer.cli.commands.layout import format_layout, layout_rows
 from labinfer.cli.commands.session import Session
@@ -109,4 +110,17 @@ def _announce_capacity(whose: str, llm: LLM) -> None:
         windows = f", {sizes.num_host_window_blocks} for sliding-window layers" if sizes.window else ""
         logger.info("swap space in host memory%s: %d blocks%s%s", whose, sizes.num_host_blocks, windows, states)
     if llm.spec.step_times is not None:
-        logger.info("measured%s: %s", whose, llm.spec.step_times.describe())
+        logger.info("measured%s: %s", whose, _describe_times(llm.spec.step_times))
+
+
+def _describe_times(times: StepTimes) -> str:
+    def slowest(by_stage: list[list[float]]) -> str:
+        return ", ".join(
+            f"{max(of[i] for of in by_stage) * 1e3:.1f} ms for {size}" for i, size in enumerate(times.sizes)
+        )
+
+    text = f"step time of the slowest stage: {slowest(times.by_stage)} decoding sequences"
+    text += f" ({slowest(times.alone)} while the others are idle)" if times.alone else ""
+    text += f", stage-to-stage transfer {times.hop * 1e3:.2f} ms" if times.hop else ""
+    text += f", swapping a KV block {times.swapped_block * 1e3:.2f} ms" if times.swapped_block else ""
+    return text + (f", swapping a recurrent state {times.swapped_state * 1e3:.2f} ms" if times.swapped_state else "")
