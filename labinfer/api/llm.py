@@ -175,7 +175,13 @@ class LLM:
             )
             self.driver = EngineDriver(self.engine, self.clock, parts.recorder)
             self._runner = OfflineRunner(
-                self.driver, self.clock, parts.recorder, spec=self.spec, tokenizer=self.tokenizer, trace=trace
+                self.driver,
+                self.clock,
+                parts.recorder,
+                spec=self.spec,
+                tokenizer=self.tokenizer,
+                trace=trace,
+                on_begin=parts.stats.begin,
             )
 
     @property
@@ -449,4 +455,6 @@ def follow_all(llms: list[LLM]) -> None:
     parts = [llm._parts for llm in llms if not llm.is_spare]
     if not parts:
         return
+    for part in parts:
+        part.stats.begin()
     follow(parts[0].channel, [(part.worker, part.stats, part.recorder) for part in parts])

@@ -127,3 +127,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     waits: dict[str, float] = {}
     """Seconds that this rank waited, by cause: ``plans`` (from rank 0), ``activations`` (from the previous stage), or,
     on rank 0 only, ``tokens`` (from the last stage)."""
+    energy: dict[str, float] = {}
+    """Joules by counter, of those that this rank reads; see ``observe/energy_meter.py``. Empty if nothing is measured."""
+    energy_missing: list[str] = []
+    """Why counters of this rank are not measured."""

@@ -10,6 +10,15 @@ import torch
 from labinfer.weights.codes import QuantLayout
 
 
+def no_energy_counter(device: torch.device) -> Callable[[], float]:
+    """``Device.open_energy_counter`` of device types without one.
+
+    Raises:
+        OSError: always.
+    """
+    raise OSError(f"no provider reads the energy of device type {device.type}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """Properties of a type of device, equal on every rank; ``Provider.device`` of the provider that describes it.
@@ -31,3 +40,6 @@ class Device:
     forms are dequantized while they are loaded."""
     memory: Callable[[torch.device], tuple[int, int] | None] = lambda device: None
     """Free and total bytes of a device of this rank; None for the figures that torch gives."""
+    open_energy_counter: Callable[[torch.device], Callable[[], float]] = no_energy_counter
+    """Opens the energy counter of a device of this rank: a function that returns joules since an arbitrary time, and never decreases. Any
+    thread may call it, also while a step runs. An exception of either says why the energy cannot be read."""

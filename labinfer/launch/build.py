@@ -18,6 +18,7 @@ from labinfer.launch.communicators import Communicators, connect, make_communica
 from labinfer.launch.core_sharing import share_cores
 from labinfer.launch.draft_model import load_draft_model_beside
 from labinfer.launch.draft_rank import DraftRank, RemoteDraftChannel, build_spare_rank
+from labinfer.launch.energy_counters import open_energy_meter
 from labinfer.launch.expert_offload import offload_experts
 from labinfer.launch.find_model import find_model
 from labinfer.launch.layout.kv_capacity import agree_on_blocks, log_capacity
@@ -187,6 +188,7 @@ def build_placed(
         device=device,
         weight_bytes_read=checkpoint.bytes_read,
         recorder=recorder,
+        energy=open_energy_meter(layout, group.rank, group.everyone),
         offload=offload,
     )
     step_times = None

@@ -11,6 +11,7 @@ import msgspec
 from labinfer.base.plugins import PLUGINS
 from labinfer.base.rank_stats import ExpertReads, WorkerStats
 from labinfer.observe.draft_figures import DraftFigures
+from labinfer.observe.energy_figures import EnergyFigures
 from labinfer.observe.table import format_bytes, format_seconds, format_table, percentile
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_slices
 
@@ -75,6 +76,10 @@ class RunReport:
         times = own_times(read_slices(slices)) if slices else Counter()
         return {name: time / times.total() for name, time in times.most_common() if time}
 
+    def energy(self) -> EnergyFigures:
+        """Energy of the run, over all hosts and accelerators."""
+        return EnergyFigures.read(self.workers, self.output_tokens, self.num_finished)
+
     def as_dict(self) -> dict:
         """The report as a JSON object."""
         return {
@@ -101,6 +106,7 @@ class RunReport:
             "expert_reads": [
                 msgspec.structs.asdict(w.expert_reads) for w in self.workers if w.expert_reads is not None
             ],
+            "energy": self.energy().as_dict(),
             "threads": [worker.num_threads for worker in self.workers],
             "cpus": [worker.cpus for worker in self.workers],
             "plugins": PLUGINS.identities(),
@@ -150,6 +156,8 @@ class RunReport:
             rows.append(("expert load", describe_loads(loads)))
         if reads := [w.expert_reads for w in self.workers if w.expert_reads is not None]:
             rows.append(("expert cache hits", describe_reads(reads)))
+        if energy := self.energy().describe():
+            rows.append(("energy", energy))
         if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
             rows.append(("missing in trace", f"{dropped} slices (the recorder was full)"))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)

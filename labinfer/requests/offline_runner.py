@@ -35,6 +35,7 @@ class OfflineRunner:
         spec: parameters of the engine.
         tokenizer: the checkpoint's tokenizer; None if it has none.
         trace: file to which ``end`` writes the trace of the run; None if no trace was requested.
+        on_begin: called on rank 0 when a run begins.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class OfflineRunner:
         spec: EngineSpec,
         tokenizer: Tokenizer | None,
         trace: OutputFile | None = None,
+        on_begin: Callable[[], None] = lambda: None,
     ):
         self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
-        self._spec, self._tokenizer, self._trace = spec, tokenizer, trace
+        self._spec, self._tokenizer, self._trace, self._on_begin = spec, tokenizer, trace, on_begin
         self.report = RunReport()
         """Report with the statistics of the current or last run."""
 
@@ -92,6 +94,7 @@ class OfflineRunner:
             raise UserError("an earlier run of this LLM failed; create a new LLM")
         self.report = report = RunReport()
         before = self._engine.scheduler.counts.copy()
+        self._on_begin()
         begin = self._clock()
         steps = driver.run(self._open(requests, streams), check)
         try:

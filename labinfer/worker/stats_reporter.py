@@ -15,6 +15,7 @@ from labinfer.comm.spmd.machine import peak_memory, private_memory, total_memory
 from labinfer.comm.spmd.threads import format_ranges
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.expert_offload import ExpertOffload
+from labinfer.observe.energy_meter import EnergyMeter
 from labinfer.worker.worker import Worker
 
 
@@ -23,6 +24,7 @@ class StatsReporter:
 
     Args:
         pipeline: None if there is one stage.
+        energy: counters of energy that this rank reads.
         offload: None if all experts are in memory.
     """
 
@@ -35,11 +37,12 @@ class StatsReporter:
         device: torch.device,
         weight_bytes_read: int,
         recorder: Tracer,
+        energy: EnergyMeter,
         offload: ExpertOffload | None = None,
     ):
         self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
         self._weight_bytes_read, self._recorder, self._offload = weight_bytes_read, recorder, offload
-        self._memory_total = total_memory(device)
+        self._energy, self._memory_total = energy, total_memory(device)
 
     def report(self, num_slices: int) -> WorkerStats:
         """Report while steps run, with the slices since the last call. Another thread may call it.
@@ -57,8 +60,22 @@ class StatsReporter:
         self.reset()
         return stats
 
+    @property
+    def energy_missing(self) -> list[str]:
+        """Why energy counters of this rank are not measured; empty if all are."""
+        return list(self._energy.missing)
+
+    def begin(self) -> None:
+        """Start counting the energy of a run: a host uses energy between runs, too."""
+        self._energy.begin()
+
+    def close(self) -> None:
+        """Stop reading energy counters."""
+        self._energy.close()
+
     def reset(self) -> None:
         """Reset the worker's statistics to 0."""
+        self._energy.begin()
         self._worker.reset_counters()
         if self._offload is not None:
             self._offload.reset_stats()
@@ -84,4 +101,6 @@ class StatsReporter:
             memory_total=self._memory_total,
             memory_used=used_memory(self._device, self._memory_total),
             waits={name: seconds for name, seconds in self._worker.waits.items() if seconds},
+            energy=self._energy.read(),
+            energy_missing=self.energy_missing,
         )

@@ -230,6 +230,7 @@ STATS = EngineStats(
             peak_memory=1 << 22,
             expert_tokens={3: [0, 7], 1: [5, 2]},
             expert_reads=ExpertReads(hits=30, misses=10, bytes_read=4000, stall_time=0.25),
+            energy={"package-0": 12.5, "package-0 dram": 2.25},
         ),
         RankStats(
             rank=1,
@@ -286,6 +287,19 @@ def test_pipeline_is_shown_by_rank_and_link(metrics):
     link = {"model_name": "a", "source": "0", "destination": "1"}
     assert page.value("labinfer:link_bytes_total", link) == 4096
     assert page.value("labinfer:link_bytes_total", link | {"source": "1", "destination": "0"}) == 64
+
+
+def test_energy_is_shown_where_it_is_measured(metrics):
+    metrics.update_engine(STATS)
+    page = Page(metrics)
+    labels = {"model_name": "a", "rank": "0", "stage": "0", "tp_rank": "0"}
+    samples = {
+        frozenset({**labels, "counter": counter}.items()): joules
+        for counter, joules in {"package-0": 12.5, "package-0 dram": 2.25}.items()
+    }
+    assert samples == {
+        found: value for (name, found), value in page.samples.items() if name == "labinfer:energy_joules_total"
+    }
 
 
 def test_tokens_of_each_expert_are_shown_by_layer(metrics):

@@ -80,12 +80,17 @@ def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile 
     if file is not None:  # before the table, whose reader may be gone
         file.begin()
         file.write(json.dumps(_record(llm, session, figures), indent=2) + "\n")
-    OutputFile(STANDARD).write(figures.text + "\n")
+    OutputFile(STANDARD).write(f"{figures.text}\n\nenergy: {llm.report.energy().describe()}\n")
     return figures
 
 
 def _record(llm: LLM, session: Session, figures: BenchResult) -> dict:
-    return {"model": session.options.model.model, "num_ranks": llm.group.size, **figures.values}
+    return {
+        "model": session.options.model.model,
+        "num_ranks": llm.group.size,
+        **figures.values,
+        "energy": llm.report.energy().as_dict(),
+    }
 
 
 def _describe(llm: LLM, own: list) -> str:

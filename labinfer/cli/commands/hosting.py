@@ -119,6 +119,8 @@ class Hosting:
                     changed=self._changes(),
                 )
                 announce(self.llms)
+                if missing := next(iter(self.llms.values())).stats.energy_missing:
+                    logger.info("energy of rank 0 is not measured: %s", "; ".join(missing))
 
     def _changes(self) -> dict[str, str]:
         """Description of the changes of each model's files since the gateway's open requests began, by model name."""

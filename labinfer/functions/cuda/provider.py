@@ -10,6 +10,7 @@ import torch
 
 from labinfer.base.errors import first_line
 from labinfer.functions.cuda.graph import CudaCapture
+from labinfer.functions.cuda.nvml import open_energy_counter
 from labinfer.functions.device import Device
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
@@ -27,7 +28,12 @@ class CudaProvider(Provider):
     """Provider of the Triton kernels (CUDA builds of torch install Triton), and of CUDA graphs for steps."""
 
     # torch's builds for AMD and MetaX have these names, too
-    device = Device(type="cuda", collectives="nccl", captures=lambda tp_size: tp_size == 1)
+    device = Device(
+        type="cuda",
+        collectives="nccl",
+        captures=lambda tp_size: tp_size == 1,
+        open_energy_counter=open_energy_counter,
+    )
 
     def __init__(self):
         self._device: torch.device | None = None

@@ -114,6 +114,7 @@ class EngineMetrics(Collector):
         yield self._step_age()
         yield self._links(engines)
         yield self._experts(engines)
+        yield self._energy(ranks)
 
     def _accepted(self, engines: list[EngineStats]) -> Metric:
         metric = CounterMetricFamily(
@@ -153,6 +154,17 @@ class EngineMetrics(Collector):
             for rank in stats.ranks:
                 for destination, num_bytes in rank.bytes_sent.items():
                     metric.add_metric((stats.model, str(rank.rank), str(destination)), num_bytes)
+        return metric
+
+    def _energy(self, ranks: list[tuple[tuple[str, ...], RankStats]]) -> Metric:
+        metric = CounterMetricFamily(
+            "labinfer:energy_joules",
+            "Energy of a CPU package, its DRAM or an accelerator, for all models; no sample if it is not measured.",
+            labels=(*RANK_LABELS, "counter"),
+        )
+        for values, rank in ranks:
+            for name, joules in rank.energy.items():
+                metric.add_metric((*values, name), joules)
         return metric
 
     def _experts(self, engines: list[EngineStats]) -> Metric:

@@ -205,6 +205,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
                 when=rank.when,
                 memory_total=rank.memory_total,
                 memory_used=rank.memory_used,
+                energy=rank.energy,
             )
             for rank in ranks
         ],

@@ -54,6 +54,8 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Total memory of the rank's device: its accelerator's, or its machine's within the container's limit."""
     memory_used: int = 0
     """Used part of ``memory_total``: by this rank on an accelerator, by all processes on a machine."""
+    energy: dict[str, float] = {}
+    """Joules by counter of those that this rank reads: of its whole host or accelerator, idle times included."""
 
 
 class TracedStep(msgspec.Struct, frozen=True, array_like=True):

@@ -37,6 +37,7 @@ class Rank:
             num_threads=1,
             cpus="0",
             slices=slices,
+            energy={"package-0": float(self.asked)},
         )
 
 
@@ -99,6 +100,9 @@ def test_figures_come_once_a_second_and_then_when_work_ends_and_twice_more(clock
     assert all(isinstance(frame, StatsUpdate) for frame in sent)
     assert len(sent) == 6 + 1 + 2
     assert [rank.rank for rank in sent[-1].engines[0].ranks] == [0, 1]
+    assert [rank.energy["package-0"] for rank in sent[-1].engines[0].ranks] == [
+        rank.num_steps for rank in sent[-1].engines[0].ranks
+    ], "as Rank numbers them"
 
 
 def test_what_is_told_last_is_of_when_the_work_had_ended(clock):

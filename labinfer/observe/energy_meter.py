@@ -1,0 +1,121 @@
+"""``EnergyMeter``: joules used by the CPU packages of a host and by an accelerator, read from the hardware's own counters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from labinfer.base.errors import first_line
+
+POWERCAP = Path("/sys/class/powercap")
+"""Energy counters of the kernel's powercap framework (RAPL of Intel and AMD)."""
+READ_SECONDS = 30.0
+"""Time between two readings. The smallest range of a package's counter, 65 kJ, lasts 131 s at 500 W."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyCounter:
+    """Energy counter of one part of a host."""
+
+    name: str
+    read: Callable[[], float]
+    """Joules since an arbitrary time. An exception says why the counter cannot be read."""
+    range: float = 0.0
+    """Joules at which the counter wraps around to 0; 0 if it never does."""
+
+
+class EnergyMeter:
+    """Joules by counter since the last ``begin``. Threads may share a meter.
+
+    A counter that wraps around is also read every ``interval`` seconds by a thread, so that no turn is missed in a long run.
+
+    Args:
+        counters: counters that this rank reads.
+        missing: why other counters of this rank cannot be read.
+    """
+
+    def __init__(self, counters: Iterable[EnergyCounter], missing: Sequence[str] = (), interval: float = READ_SECONDS):
+        self._counters, self._interval = list(counters), interval
+        self.missing = list(missing)
+        """Why counters of this rank are not measured; grows if a counter fails."""
+        self._joules: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self.begin()
+        if any(counter.range for counter in self._counters):
+            threading.Thread(target=self._read_regularly, name="energy", daemon=True).start()
+
+    def begin(self) -> None:
+        """Count from 0."""
+        with self._lock:
+            self._advance()
+            self._joules = dict.fromkeys(self._joules, 0.0)
+
+    def read(self) -> dict[str, float]:
+        """Joules since ``begin``, by counter. A counter that fails is left out from then on."""
+        with self._lock:
+            self._advance()
+            return dict(self._joules)
+
+    def close(self) -> None:
+        """End the thread that reads the counters."""
+        self._closed.set()
+
+    def _advance(self) -> None:
+        for counter in [*self._counters]:
+            try:
+                now = counter.read()
+            except Exception as error:  # noqa: BLE001 - a vendor's library or a plugin may raise anything
+                self.missing.append(f"{counter.name}: {first_line(error)}")
+                self._counters.remove(counter)
+                self._joules.pop(counter.name, None)  # a sum that stands still would pass for a result
+                continue
+            used = now - self._last.get(counter.name, now)
+            self._joules[counter.name] = self._joules.get(counter.name, 0.0) + (
+                used % counter.range if counter.range else used
+            )
+            self._last[counter.name] = now
+
+    def _read_regularly(self) -> None:
+        while not self._closed.wait(self._interval):
+            self.read()
+
+
+def find_packages(root: Path = POWERCAP) -> tuple[list[EnergyCounter], list[str]]:
+    """Counters of this host's CPU packages and of their DRAM, and reasons why others cannot be read.
+
+    Other zones would count energy twice: ``core`` and ``uncore`` are parts of a package, ``psys`` contains the packages, and
+    ``intel-rapl-mmio`` is a second view of them.
+
+    Args:
+        root: folder of the zones.
+    """
+    counters, missing = [], []
+    for zone in sorted(root.glob("intel-rapl:*")):
+        try:
+            name = _read_text(zone / "name")
+            if name == "dram":
+                name = f"{_read_text(zone.with_name(zone.name.rpartition(':')[0]) / 'name')} dram"
+            elif not name.startswith("package"):
+                continue
+            _read_joules(zone / "energy_uj")
+            whole = _read_joules(zone / "max_energy_range_uj")
+            counters.append(EnergyCounter(name=name, read=partial(_read_joules, zone / "energy_uj"), range=whole))
+        except PermissionError:
+            missing.append(f"needs read permission for {root}/intel-rapl:*/energy_uj")
+        except (OSError, ValueError) as error:
+            missing.append(f"{zone}: {first_line(error)}")
+    if not counters and not missing:
+        missing.append(f"no CPU package in {root}")
+    return counters, [*dict.fromkeys(missing)]
+
+
+def _read_text(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
+
+
+def _read_joules(path: Path) -> float:
+    return int(_read_text(path)) / 1e6
