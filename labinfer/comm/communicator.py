@@ -74,11 +74,11 @@ class Communicator(ABC):
         """Tensors of all ranks in rank order. Shapes and dtypes must be equal."""
 
     @abstractmethod
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
         """Split the group into disjoint ``groups`` that cover it; collective. Returns the new group of this rank.
 
-        ``split([range(size)])`` makes a second, independent group of all ranks. ``devices`` names the device type of each group, for
-        transports with device-specific libraries (such as NCCL); the default is host memory.
+        ``split([range(size)])`` makes a second, independent group of all ranks. ``backends`` names the library of each group for
+        transports that have several, such as ``nccl``; the default and an empty name are for host memory.
         """
 
     def memory(self, peer: int) -> str:

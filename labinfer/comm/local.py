@@ -119,7 +119,7 @@ class LocalCommunicator(Communicator):
                 self.irecv(parts[peer], peer).wait(f"data from rank {peer}")
         return parts
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
         self._num_splits += 1
         mine = next(tuple(group) for group in groups if self.rank in group)
         key = (*self._group, self._num_splits, mine)

@@ -103,7 +103,7 @@ class MpiCommunicator(Communicator):
         MpiHandle(request, gathered, self.progress).wait(f"data from {self.members}")
         return list(gathered.to(tensor.device))
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
         color = next(index for index, group in enumerate(groups) if self.rank in group)
         return MpiCommunicator(self.progress, self._comm.Split(color, self.rank))
 

@@ -51,8 +51,8 @@ class RoutedCommunicator(Communicator):
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return self._host.all_gather(tensor)
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
-        return self._host.split(groups, devices)
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
+        return self._host.split(groups, backends)
 
     def advance(self) -> None:
         self._host.advance()

@@ -183,8 +183,8 @@ class SharedMemoryCommunicator(Communicator):
     def close(self) -> None:
         self._carrier.close()
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
-        return self._carrier.split(groups, devices)
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
+        return self._carrier.split(groups, backends)
 
 
 def share_memory(carrier: Communicator, on_progress: compiler.OnProgress = lambda done, total: None) -> Communicator:

@@ -199,8 +199,8 @@ class RingCommunicator(Communicator):
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return self._carrier.all_gather(tensor)
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
-        return self._carrier.split(groups, devices)
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
+        return self._carrier.split(groups, backends)
 
     def close(self) -> None:
         self._carrier.close()

@@ -18,17 +18,7 @@ from labinfer.comm.communicator import Communicator, Handle, name_ranks, sum_dty
 from labinfer.comm.progress import Progress
 from labinfer.comm.rendezvous import fresh_namespace
 
-PROCESS_GROUP_BACKENDS = {
-    "cpu": "gloo",
-    "cuda": "nccl",  # NVIDIA; torch builds for AMD and MetaX also use "cuda"
-    "xpu": "xccl",
-    "npu": "hccl",
-    "musa": "mccl",
-    "mlu": "cncl",
-    "hpu": "hccl",
-}
-"""Backend for each device type. Unlisted accelerators use gloo through host memory."""
-CPU = torch.device("cpu")
+CPU, GLOO = torch.device("cpu"), "gloo"
 FOREVER = datetime.timedelta(days=365)
 EXCHANGE_LIMIT = 128 * 1024
 """Bytes up to which all ranks exchange whole tensors and sum locally, which is faster than gloo's all-reduce
@@ -66,13 +56,14 @@ class TorchCommunicator(Communicator):
     """torch.distributed group. Tensors on devices that the backend cannot access are copied to ``device`` first.
 
     Args:
+        backend: torch.distributed's name of the backend.
         device: device of this rank that the backend sends from; the CPU for gloo.
     """
 
-    def __init__(self, progress: Progress, group: dist.ProcessGroup, device: torch.device):
+    def __init__(self, progress: Progress, group: dist.ProcessGroup, backend: str, device: torch.device):
         self._group = group
         self._device = device
-        self.name = PROCESS_GROUP_BACKENDS[device.type]
+        self.name = backend
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.progress = progress
         self.members = name_ranks(dist.get_process_group_ranks(group))
@@ -113,13 +104,13 @@ class TorchCommunicator(Communicator):
                     store.set(f"addresses/{rank}", " ".join(own_addresses))
                     peers = [store.get(f"addresses/{peer}").decode().split() for peer in range(world_size)]
                     tried = f" ({choose_interface(peers)}; GLOO_SOCKET_IFNAME chooses another interface)"
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+                dist.init_process_group(GLOO, store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
                 raise UserError(
                     f"rank {rank} could not connect to the other {world_size - 1} ranks at {place or address}: "
                     f"{first_line(error):.200}{tried}"
                 ) from None
-        return cls(progress, dist.group.WORLD, CPU)
+        return cls(progress, dist.group.WORLD, GLOO, CPU)
 
     def memory(self, peer: int) -> str:
         return self._device.type
@@ -151,10 +142,10 @@ class TorchCommunicator(Communicator):
         wide = sum_dtype(tensor.dtype)
         if self.name != "gloo" and self.size > 2 and tensor.dtype != wide:  # two tensors are rounded once anyway
             return tensor.copy_(self.all_reduce(tensor.to(wide)))
-        if self.name == "gloo" and (tensor.device.type != "cpu" or tensor.dtype != wide or not tensor.is_contiguous()):
+        if self.name == GLOO and (tensor.device.type != "cpu" or tensor.dtype != wide or not tensor.is_contiguous()):
             return tensor.copy_(self.all_reduce(tensor.to("cpu", wide).contiguous()))
         what = f"the sum over {self.members}"
-        if self.name == "gloo" and tensor.nbytes * (self.size - 1) <= EXCHANGE_LIMIT:
+        if self.name == GLOO and tensor.nbytes * (self.size - 1) <= EXCHANGE_LIMIT:
             return tensor.copy_(self._exchange(tensor, what).sum(dim=0))
         self._run(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), tensor, what)
         return tensor
@@ -172,7 +163,7 @@ class TorchCommunicator(Communicator):
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         source = self._reachable(tensor).contiguous()
-        if self.name == "gloo":
+        if self.name == GLOO:
             gathered = self._exchange(source, f"data from {self.members}")
         else:
             gathered = source.new_empty((self.size, *source.shape))
@@ -183,16 +174,16 @@ class TorchCommunicator(Communicator):
             )
         return list(gathered.to(tensor.device))
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
         timeout = datetime.timedelta(seconds=self.progress.timeout)
         world = dist.get_process_group_ranks(self._group)
         mine = None
         for index, ranks in enumerate(groups):  # every rank of the launch takes part in making every group
-            device_type = devices[index] if devices and devices[index] in PROCESS_GROUP_BACKENDS else "cpu"
-            backend = PROCESS_GROUP_BACKENDS[device_type]
+            backend = (backends[index] if backends else "") or GLOO
             made = dist.new_group([world[r] for r in ranks], backend=backend, timeout=timeout)
             if self.rank in ranks:
-                mine = TorchCommunicator(self.progress, made, _current_device(device_type))
+                device = CPU if backend == GLOO else _current_accelerator()
+                mine = TorchCommunicator(self.progress, made, backend, device)
         return mine
 
     def close(self) -> None:
@@ -207,9 +198,17 @@ class TorchCommunicator(Communicator):
         TorchHandle(work, buffer, self.progress).wait(what)
 
 
-def _current_device(device_type: str) -> torch.device:
-    """This rank's device of a type: for an accelerator the current device (see ``use_device``)."""
-    return CPU if device_type == "cpu" else torch.device(device_type, torch.accelerator.current_device_index())
+def registered_backend(device_type: str) -> str:
+    """Backend between devices of a type, as registered with torch; empty if this rank's torch has none, or does not know the type."""
+    try:
+        return dist.get_default_backend_for_device(device_type)
+    except (RuntimeError, ValueError):
+        return ""
+
+
+def _current_accelerator() -> torch.device:
+    """This rank's accelerator; see ``use_device``."""
+    return torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
 
 
 def _translated(error: RuntimeError, progress: Progress, what: str, limit: float) -> Exception:

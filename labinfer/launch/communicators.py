@@ -21,6 +21,7 @@ from labinfer.comm.spmd.machine import RankInfo
 from labinfer.comm.spmd.topology import Place
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.launch.layout.layout import Layout
+from labinfer.launch.providers import collectives_backend
 from labinfer.observe.progress_line import compile_progress
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ def make_communicators(
         senders = dict.fromkeys(layout.draft_devices, 0)
         drafts = ControlChannel(group.split([everyone]), DraftCommand, DraftAnswer, senders)
     placed_group = group.only(placed) if spare else group
-    stage, stage_host = group.split([*stages, *spare], [*carriers, *("cpu" for _ in spare)]), None
+    backends = [*map(collectives_backend, carriers), *("" for _ in spare)]
+    stage, stage_host = group.split([*stages, *spare], backends), None
     if any(name != "cpu" for name in carriers):
         stage_host = group.split([*stages, *spare])
         if group.rank not in placed or carriers[topology.place(group.rank).stage] == "cpu":
@@ -151,13 +153,14 @@ def _make_activations(group: RankGroup, links: Mapping[str, Sequence[int]]) -> C
         links: see ``direct_links``.
     """
     everyone, groups = range(group.size), list(links.values())
+    backends = list(map(collectives_backend, links))
     if any(len(ranks) == group.size for ranks in groups):
-        return group.split(groups, list(links))
+        return group.split(groups, backends)
     host = group.split([everyone])
     if not links:
         return host
     others = [rank for rank in everyone if all(rank not in ranks for ranks in groups)]
-    direct = group.split([*groups, others] if others else groups, [*links, "cpu"][: len(groups) + bool(others)])
+    direct = group.split([*groups, others], [*backends, ""]) if others else group.split(groups, backends)
     ranks = next((ranks for ranks in groups if group.rank in ranks), None)
     return host if ranks is None else RoutedCommunicator(host, direct, ranks)
 

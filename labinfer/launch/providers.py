@@ -28,6 +28,18 @@ def describe_device(device_type: str) -> Device:
     return next((device for device in reversed(described) if device.type == device_type), Device(type=device_type))
 
 
+def collectives_backend(device_type: str) -> str:
+    """Backend of torch.distributed between devices of a type; empty if tensors must go through host memory.
+
+    A rank whose torch does not know the type may return an empty name. It is no member of such a group.
+    """
+    if device_type == "cpu":
+        return ""
+    from labinfer.comm.torch_dist import registered_backend
+
+    return describe_device(device_type).collectives or registered_backend(device_type)
+
+
 def origin(provider: Provider) -> str:
     """Plugin that a provider comes from; empty for a built-in one."""
     entries = REGISTRY.plugged_in("function_provider").values()

@@ -23,6 +23,7 @@ from labinfer.comm.shared_memory_ring import LARGEST_BYTES, share_rings
 from labinfer.comm.spmd.command_senders import command_senders
 from labinfer.comm.spmd.devices import carrier, resolve_devices, use_device
 from labinfer.comm.spmd.topology import per_stage
+from labinfer.launch.providers import collectives_backend
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
@@ -52,7 +53,7 @@ def run(session: Session) -> int:
         devices = resolve_devices(dict(enumerate(names)), group.everyone)
         device = use_device(devices[group.rank])
     everyone, on_cpus = [range(group.size)], all(name.type == "cpu" for name in devices.values())
-    comm = group.comm.split(everyone, [carrier(devices, group.everyone)])
+    comm = group.comm.split(everyone, [collectives_backend(carrier(devices, group.everyone))])
     shared = share_memory(comm) if on_cpus else comm
     host, senders = group.comm.split(everyone), command_senders(range(group.size))
     messages = [(comm, ControlChannel(host, Note, Note, senders))]

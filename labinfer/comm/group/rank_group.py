@@ -88,9 +88,9 @@ class RankGroup:
         groups = [tuple(ranks), *((rank,) for rank in self.ranks if rank not in ranks)]
         return replace(self, comm=self.split(groups), ranks=next(group for group in groups if self.rank in group))
 
-    def split(self, groups: Sequence[Sequence[int]], devices: Sequence[str] = ()) -> Communicator:
+    def split(self, groups: Sequence[Sequence[int]], backends: Sequence[str] = ()) -> Communicator:
         """Communicator that is closed with this group; see ``Communicator.split``."""
-        comm = self.comm.split(groups, devices)
+        comm = self.comm.split(groups, backends)
         self.made.append(comm)
         return comm
 

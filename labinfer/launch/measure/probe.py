@@ -57,6 +57,7 @@ from labinfer.launch.measure.probe_layout import (
     split_machines,
 )
 from labinfer.launch.measure.quota_timer import QuotaTimer
+from labinfer.launch.providers import collectives_backend
 from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
@@ -253,7 +254,7 @@ def _make_timer(
     unit = dataclasses.replace(group, comm=group.split(units), ranks=layout.topology.ranks)
     comms = Communicators(
         placed=unit,
-        stage=group.split(units, [carrier] * len(units)),
+        stage=group.split(units, [collectives_backend(carrier)] * len(units)),
         stage_host=unit.comm if carrier != "cpu" else None,
         activations=None,
         results=None,
