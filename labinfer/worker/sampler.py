@@ -144,7 +144,8 @@ def measure(
     Args:
         with_ranks: whether to compute the rank of each token.
     """
-    logprobs_B1 = logprobs_BV.gather(1, int64_tensor(token_ids, logprobs_BV.device).unsqueeze(1))
+    places = (token_id % logprobs_BV.shape[1] for token_id in token_ids)  # ``NO_TOKEN`` has any token's
+    logprobs_B1 = logprobs_BV.gather(1, int64_tensor(places, logprobs_BV.device).unsqueeze(1))
     parts = [logprobs_B1, *logprobs_BV.topk(max(tops))]
     if with_ranks:
         parts.append((logprobs_BV > logprobs_B1).sum(dim=1, keepdim=True) + 1)

@@ -12,9 +12,10 @@ from labinfer.functions.cpu.provider import CpuProvider
 from labinfer.functions.reference.provider import ReferenceProvider
 from labinfer.functions.reference.sampling import gumbel_noise, split_mix
 from labinfer.launch.providers import make_registry, reference_registry
+from labinfer.worker.host_copies import HostCopies
 from labinfer.worker.logits_processors.constraints import min_tokens
 from labinfer.worker.logits_processors.processor import SampledRow
-from labinfer.worker.sampler import Sampler
+from labinfer.worker.sampler import Sampler, measure
 
 MASK = (1 << 64) - 1
 
@@ -325,3 +326,15 @@ class TestMaskAndProcessors:
         logits_V[10] = float("-inf")
         forbidden = [("forbid", [t for t in range(50) if t != 10])]
         assert sampler(logits_V[None], [row(0, 0.0, mask, processors=forbidden)]) == [10]
+
+
+def test_measured_tokens_have_their_logprob_rank_and_likeliest_tokens():
+    logprobs = torch.randn(3, 40).log_softmax(1)
+    token_ids = [7, 0, NO_TOKEN]
+    measured = measure(logprobs, token_ids, [2, 0, 3], with_ranks=True, copies=HostCopies())
+    for row_V, token_id, top, got in zip(logprobs, token_ids, [2, 0, 3], measured, strict=True):
+        likeliest = row_V.argsort(descending=True)[:top].tolist()
+        assert got.token_id == token_id and got.logprob == row_V[token_id].item()
+        assert got.rank == (row_V > row_V[token_id]).sum() + 1
+        assert got.top == {other: row_V[other].item() for other in likeliest}
+    assert [each.rank for each in measure(logprobs, token_ids, [1, 1, 1], copies=HostCopies())] == [0, 0, 0]
