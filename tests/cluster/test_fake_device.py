@@ -27,6 +27,7 @@ host.to(NAME, non_blocking=True)
 host[0] = 1
 torch.accelerator.synchronize()
 """
+REUSED = CHANGED.replace("torch.accelerator.synchronize()", "host.to(NAME, non_blocking=True)")
 POISON = 0x7F7F7F7F
 CLAIMS = {
     "sums": (SUMS, [], "[1, 2, 3, 4] npu:0"),
@@ -48,6 +49,7 @@ CLAIMS = {
     "copies come at once": (EARLY, [], "[0, 1, 2, 3] True\n[0, 1, 2, 3] True"),
     "late downloads": (EARLY, ["late-copies"], f"[{POISON}, {POISON}, {POISON}, {POISON}] False\n[0, 1, 2, 3] True"),
     "late uploads": (CHANGED, ["late-copies"], "the host wrote to the source of the non-blocking copy at"),
+    "sources are used again": (REUSED, ["late-copies"], "the host wrote to the source of the non-blocking copy at"),
     "does not load": ("", ["does-not-load"], "libhccl.so: cannot open shared object file"),
     "counts": (
         f"{SUMS}; x[torch.tensor([1])]; x[torch.tensor([1])] = 5; x.nonzero(); print({{k: sum(v.values()) for k, v in torch.npu.counts.snapshot().items()}})",

@@ -246,6 +246,24 @@ Tensor contiguous_copy(const Tensor& tensor) {
   return made.copy_(tensor);
 }
 
+void check_source(const Copy& upload) {
+  TORCH_CHECK(
+      is_same_bytes(upload.host, upload.bytes), "fake device: the host wrote to the source of the non-blocking copy at ",
+      upload.site, " before it waited for the copy");
+}
+
+// Before an upload from the same memory: a host that never waits is found out here.
+void check_open_uploads_from(const void* source) {
+  std::vector<Copy> same;
+  {
+    std::lock_guard lock(copies_mutex);
+    for (const auto& copy : open_copies) {
+      if (copy.is_upload && copy.host.const_data_ptr() == source) same.push_back(copy);
+    }
+  }
+  for (const auto& copy : same) check_source(copy);
+}
+
 // Uploads read the host's bytes at once, and look at them again when something waits: a host that has written to them by then
 // would have given a real card either the old or the new ones.
 void upload(const Tensor& from, const Tensor& to, bool non_blocking) {
@@ -254,6 +272,7 @@ void upload(const Tensor& from, const Tensor& to, bool non_blocking) {
   auto site = count(non_blocking ? LATE_UPLOAD : UPLOAD);
   auto view = host_view(to);
   if (is_late) {
+    check_open_uploads_from(from.const_data_ptr());
     auto bytes = contiguous_copy(from);
     view.copy_(bytes);
     begin_copy(from, bytes, true, site);
@@ -359,12 +378,10 @@ void finish_copies(int64_t up_to) {
       copy = std::move(open_copies.front());
       open_copies.pop_front();
     }
-    if (!copy->is_upload) {
-      copy->host.copy_(copy->bytes);
+    if (copy->is_upload) {
+      check_source(*copy);
     } else {
-      TORCH_CHECK(
-          is_same_bytes(copy->host, copy->bytes), "fake device: the host wrote to the source of the non-blocking copy at ",
-          copy->site, " before it waited for the copy");
+      copy->host.copy_(copy->bytes);
     }
   }
 }
