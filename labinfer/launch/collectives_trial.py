@@ -19,6 +19,7 @@ from labinfer.comm.progress import Progress
 from labinfer.comm.spmd.devices import DeviceName, use_device
 from labinfer.comm.torch_dist import TorchCommunicator
 from labinfer.functions.trial import TOLERANCES, Finding, dtype_name
+from labinfer.launch.providers import collectives_backend
 
 SIZES = (1, 1009)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -144,7 +145,7 @@ def main() -> None:
     device = use_device(DeviceName("cpu") if is_cpu else DeviceName(request.device_type, request.rank))
     progress = Progress(rank=request.rank, timeout=LIMIT / 2)
     world = TorchCommunicator.join(progress, f"file://{request.store}", request.rank, RANKS)
-    comm = world.split([range(RANKS)], [request.device_type])
+    comm = world.split([range(RANKS)], [collectives_backend(request.device_type)])
     for finding in run_collectives(comm, device):
         if request.rank == 0:
             os.write(output, msgspec.json.encode(finding) + b"\n")
