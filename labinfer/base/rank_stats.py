@@ -110,6 +110,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     cpus: str
     """CPUs that this rank may run on, in the notation of ``taskset``."""
+    accelerator: str = ""
+    """Device and product name of the rank's accelerator, such as ``npu:0 (Ascend910B)``; empty on a CPU."""
     slices: Slices | None = None
     """Recorded slices; None if nothing was recorded."""
     bytes_sent: dict[int, int] = {}

@@ -109,6 +109,7 @@ class RunReport:
             "energy": self.energy().as_dict(),
             "threads": [worker.num_threads for worker in self.workers],
             "cpus": [worker.cpus for worker in self.workers],
+            "accelerators": [worker.accelerator for worker in self.workers],
             "plugins": PLUGINS.identities(),
         }
 
@@ -158,6 +159,8 @@ class RunReport:
             rows.append(("expert cache hits", describe_reads(reads)))
         if energy := self.energy().describe():
             rows.append(("energy", energy))
+        if names := [f"rank {w.rank} {w.accelerator}" for w in self.workers if w.accelerator]:
+            rows.append(("accelerators", ", ".join(names)))
         if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
             rows.append(("missing in trace", f"{dropped} slices (the recorder was full)"))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)

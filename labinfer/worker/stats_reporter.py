@@ -11,6 +11,7 @@ import torch
 from labinfer.base.rank_stats import ExpertReads, Slices, WorkerStats
 from labinfer.base.tracer import Tracer
 from labinfer.comm.pipeline import PipelineCommunicator
+from labinfer.comm.spmd.accelerator import hardware_name
 from labinfer.comm.spmd.machine import peak_memory, private_memory, total_memory, used_memory
 from labinfer.comm.spmd.threads import format_ranges
 from labinfer.comm.spmd.topology import Place
@@ -43,6 +44,7 @@ class StatsReporter:
         self._place, self._worker, self._pipeline, self._device = place, worker, pipeline, device
         self._weight_bytes_read, self._recorder, self._offload = weight_bytes_read, recorder, offload
         self._energy, self._memory_total = energy, total_memory(device)
+        self._accelerator = "" if device.type == "cpu" else f"{device} ({hardware_name(device)})"
 
     def report(self, num_slices: int) -> WorkerStats:
         """Report while steps run, with the slices since the last call. Another thread may call it.
@@ -93,6 +95,7 @@ class StatsReporter:
             weight_bytes_read=self._weight_bytes_read,
             num_threads=torch.get_num_threads(),
             cpus=format_ranges(os.sched_getaffinity(0)),
+            accelerator=self._accelerator,
             slices=slices,
             bytes_sent=dict(self._pipeline.bytes_sent) if self._pipeline else {},
             expert_tokens=self._worker.expert_tokens(),

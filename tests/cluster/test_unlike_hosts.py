@@ -149,14 +149,14 @@ def test_node_with_an_accelerator_and_a_cpu_rank_is_measured_as_two_machines(fak
 )
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_missing_devices_are_one_line_with_the_rank(launcher, hosts, flags, text, fake_device):
-    (line,) = refusals(run(launcher, 2, UNLIKE, hosts, *PROMPT, *flags, **fake_device(""), timeout=60))
+    (line,) = refusals(run(launcher, 2, UNLIKE, hosts, *PROMPT, *flags, **fake_device("")))
     assert all(part in line for part in text.split("*")), line
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_plugin_that_does_not_load_is_one_line_with_its_cause(ranks, fake_device):
     launcher = "single" if ranks == 1 else "mpirun"
-    done = run(launcher, ranks, LAUNCH, *PROMPT, "--device", "cpu", **fake_device("npu", "does-not-load"), timeout=60)
+    done = run(launcher, ranks, LAUNCH, *PROMPT, "--device", "cpu", **fake_device("npu", "does-not-load"))
     (line,) = refusals(done)
     assert line.startswith("labinfer: error: torch's plugin fake_device does not load: libhccl.so: cannot open")
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in line

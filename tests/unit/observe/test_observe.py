@@ -69,7 +69,29 @@ def test_bubble_is_the_time_a_rank_did_not_compute():
     assert report.bubble(worker) == report.mean_bubble == 0.25
     assert report.as_dict()["bubble"] == [0.25]
     assert report.as_dict()["waits_s"] == [worker.waits]
-    assert "activations 15.0 %, plans 5.0 %  " in report.format()
+    assert "activations 15.0 %, plans 5.0 %  " in report.format() and "accelerators" not in report.format()
+
+
+def test_accelerators_of_ranks_are_named():
+    workers = [
+        WorkerStats(
+            rank=rank,
+            stage=rank,
+            tp_rank=0,
+            num_steps=1,
+            busy_time=1.0,
+            peak_memory=0,
+            private_memory=0,
+            weight_bytes_read=0,
+            num_threads=1,
+            cpus="0",
+            accelerator=name,
+        )
+        for rank, name in enumerate(["", "npu:0 (Ascend910B)", "npu:1 (Ascend910B)"])
+    ]
+    report = RunReport(wall_time=2.0, workers=workers)
+    assert report.as_dict()["accelerators"] == ["", "npu:0 (Ascend910B)", "npu:1 (Ascend910B)"]
+    assert "accelerators           rank 1 npu:0 (Ascend910B), rank 2 npu:1 (Ascend910B)\n" in report.format()
 
 
 def test_expert_loads_are_told_in_a_line():
