@@ -42,6 +42,8 @@ class CardGroup(dist.ProcessGroup):
         self._meet([tensor], range(self.size()))
         return self._begin("_allgather_base", [*self._bytes([output]), *self._bytes([tensor])], opts)
 
+    all_gather_single = _allgather_base  # the name from torch 2.13 on
+
     def broadcast(self, tensors, opts=None):
         self._meet(tensors, range(self.size()))
         return self._begin("broadcast", [self._bytes(tensors)], opts)
