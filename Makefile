@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Many containers set it; each of the hundreds of launches in the tests would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-plugins test-failures test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels bundle release test-packages clean
+.PHONY: help setup run test test-all test-core test-core-engine test-core-others test-unit test-functions test-features test-online test-server test-browser test-dist test-cluster test-plugins test-failures test-devices test-timing test-clients fuzz lint format tree size bench bench-comm bench-schedules bench-policies bench-workloads bench-engine bench-layouts bench-hosts bench-growth bench-experts bench-start bench-gateway bench-peers bench-compare bench-plot bench-restart soak screenshots demo-model wheel wheels bundle release test-packages clean
 
 help: ## show this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1	/' | expand -t 20
@@ -52,11 +52,12 @@ run: $(VENV)/.setup ## answer examples/prompts.jsonl (MODEL=DIR takes another mo
 	$(BIN)/python launch.py --model $(MODEL) --input examples/prompts.jsonl --output-format text --log-level warning $(ARGS)
 
 # The longest first, so that none is left to run alone at the end.
-LAUNCHED := test-cluster test-failures test-plugins
+LAUNCHED := test-cluster test-failures test-devices test-plugins
 ONE_PROCESS := test-features test-unit test-server test-functions test-browser test-online
 FUNCTIONS := tests/unit/functions tests/unit/weights
 LAUNCHING := tests/test_chat.py tests/test_chat_other_servers.py tests/test_offline.py tests/test_signals.py
 FAILURES := $(patsubst %,tests/cluster/test_%.py,failing layout_change serving stopped supervise three_hosts two_hosts)
+DEVICES := $(patsubst %,tests/cluster/test_%.py,accelerator check_device device_copies device_matrix fake_device unlike_hosts)
 UNTIMED := -m "not slow and not timing"
 
 test: lint ## everything a change must pass: lint, the parts, and alone what measures times
@@ -70,7 +71,7 @@ $(ONE_PROCESS): export OMP_NUM_THREADS := $(THREADS)
 endif
 
 test-all: SAMPLE =
-test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-plugins test-failures test-packages ## the whole matrices as well (over an hour)
+test-all: lint test-unit test-functions test-features test-online test-server test-browser test-dist test-mpi-4 test-mpi-5 test-torchrun-3 test-cluster test-plugins test-failures test-devices test-packages ## the whole matrices as well (over an hour)
 
 CORE_ENGINE := tests/unit/engine
 CORE_OTHERS := tests/unit/base tests/unit/worker tests/unit/models tests/unit/test_imports.py
@@ -110,13 +111,16 @@ test-torchrun-%: $(VENV)/.setup-test ## tests/dist under torchrun with that many
 	$(LIMIT) 600 torchrun --nproc-per-node $* -m pytest tests/dist $(SAMPLE)
 
 test-cluster: $(VENV)/.setup-test ## real launches, a sample of the matrices
-	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster $(addprefix --ignore=,$(FAILURES)) $(SAMPLE)
+	$(LIMIT) 3600 $(BIN)/python -m pytest tests/cluster $(addprefix --ignore=,$(FAILURES) $(DEVICES)) $(SAMPLE)
 
 test-plugins: $(VENV)/.setup-test ## real launches with plugins
 	$(LIMIT) 1800 $(BIN)/python -m pytest tests/plugins $(SAMPLE)
 
 test-failures: $(VENV)/.setup-test ## real launches that fail, or change while they serve
 	$(LIMIT) 3600 $(BIN)/python -m pytest $(FAILURES) $(SAMPLE)
+
+test-devices: $(VENV)/.setup-test ## real launches on an accelerator, or on a make-believe one
+	$(LIMIT) 7200 $(BIN)/python -m pytest $(DEVICES) $(SAMPLE)
 
 # Those of the pages apart: their event loop stays in the process.
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it

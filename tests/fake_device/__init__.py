@@ -9,7 +9,8 @@
 
 It has two cards of 256 MiB (``FAKE_DEVICE_BYTES``). Every operator runs torch's CPU kernel, so tokens equal the CPU's. A card's memory
 is full of 0x7f when it is allocated, and a host that reads it gets a segmentation fault. Operators refuse tensors of different
-devices. The process group of ``npu`` (``hccl``), ``musa`` (``mccl``) and ``mlu`` (``cncl``) refuses two ranks on one card; other names
+devices. Kernels run at once and in the order of their calls, whatever their streams: a missing wait between two streams is not found. The
+process group of ``npu`` (``hccl``), ``musa`` (``mccl``) and ``mlu`` (``cncl``) refuses two ranks on one card; other names
 have no group. Switches (``FAKE_DEVICE_SWITCHES``, separated by commas):
 
 - ``no-float64``: tensors of this type are refused.

@@ -34,19 +34,11 @@ class CardGroup(dist.ProcessGroup):
         self._meet(tensors, range(self.size()))
         return self._begin("allreduce", [self._bytes(tensors)], opts)
 
-    def allgather(self, outputs, tensors, opts=None):
-        self._meet(tensors, range(self.size()))
-        return self._begin("allgather", [[self._bytes(some) for some in outputs], self._bytes(tensors)], opts)
-
     def _allgather_base(self, output, tensor, opts=None):
         self._meet([tensor], range(self.size()))
         return self._begin("_allgather_base", [*self._bytes([output]), *self._bytes([tensor])], opts)
 
     all_gather_single = _allgather_base  # the name from torch 2.13 on
-
-    def broadcast(self, tensors, opts=None):
-        self._meet(tensors, range(self.size()))
-        return self._begin("broadcast", [self._bytes(tensors)], opts)
 
     def send(self, tensors, dest, tag=0):
         self._meet(tensors, [self.rank(), dest])
@@ -55,9 +47,6 @@ class CardGroup(dist.ProcessGroup):
     def recv(self, tensors, source, tag=0):
         self._meet(tensors, [self.rank(), source])
         return self._gloo.recv(self._bytes(tensors), source, tag)
-
-    def barrier(self, opts=None):
-        return self._begin("barrier", [], opts)
 
     def shutdown(self) -> None:
         self._gloo = None
