@@ -106,6 +106,8 @@ class TorchCommunicator(Communicator):
                     tried = f" ({choose_interface(peers)}; GLOO_SOCKET_IFNAME chooses another interface)"
                 dist.init_process_group(GLOO, store=store, rank=rank, world_size=world_size, timeout=timeout)
             except (RuntimeError, dist.DistError) as error:
+                if "EADDRINUSE" in str(error):
+                    tried = "; another program uses that port: set MASTER_PORT to a free one"
                 raise UserError(
                     f"rank {rank} could not connect to the other {world_size - 1} ranks at {place or address}: "
                     f"{first_line(error):.200}{tried}"

@@ -258,7 +258,8 @@ def _from_slurm(env: Mapping[str, str], common: dict) -> LaunchEnvironment:
         local_world_size=local_world_size,
         master_addr=env.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
         # Every rank must choose the same port without communication. Two steps of a job must choose different ports.
-        master_port=_number(env, "MASTER_PORT", default=str(20000 + (job_id * 7 + step_id) % 20000)),
+        # The range ends below the ephemeral ports (from 32768 on), of which connections of other programs use any.
+        master_port=_number(env, "MASTER_PORT", default=str(20000 + (job_id * 7 + step_id) % 12000)),
         **common,
     )
 

@@ -111,7 +111,12 @@ def test_slurm_ranks_agree_on_a_port_and_steps_of_a_job_differ():
     ports = {detect(SLURM | {"SLURM_PROCID": str(rank)}).master_port for rank in range(7)}
     assert len(ports) == 1
     assert detect(SLURM | {"SLURM_STEP_ID": "1"}).master_port not in ports
-    assert 1024 < ports.pop() < 65536
+
+
+def test_slurm_ports_of_jobs_differ_and_are_not_ephemeral():
+    ports = {detect(SLURM | {"SLURM_JOB_ID": str(job)}).master_port for job in range(5000, 17000)}
+    assert len(ports) == 12000
+    assert min(ports) > 1024 and max(ports) < 32768
 
 
 def test_slurm_rendezvous_may_be_set_by_the_user():
