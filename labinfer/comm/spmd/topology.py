@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from labinfer.base.errors import UserError
 
-START_RANKS = "start {0} (torchrun --nproc-per-node {0} or mpirun -n {0})"
+START_RANKS = "start {0} (torchrun --nproc-per-node {0}, mpirun -n {0} or srun -n {0})"
 """Advice to start a given number of ranks."""
 
 
