@@ -123,7 +123,7 @@ class Rank0Job:
         end = "; interrupted" if is_interrupted and not is_informed else ""
         write_error("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
         if (has_run or output.digests) and self.job.output not in ("", STANDARD):
-            logger.info("results are in %s", self.job.output)
+            logger.info("results%s are in %s", " so far" if is_interrupted else "", self.job.output)
         if self.files.report is not None:
             self.files.report.begin()
             self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
