@@ -110,7 +110,8 @@ class LLM:
         """Load an LLM on a group that has already been joined.
 
         Args:
-            on_progress: called as ``on_progress(done, total)``, with the numbers of loaded tensors and of all tensors.
+            on_progress: called as ``on_progress(done, total)``, with the numbers of loaded tensors and of all tensors. Not called if the cache of packed
+                weights has all of them.
             others: models that the group has loaded before, if ``follow_all`` runs them together with this one.
         """
         LLM._fork_guard.enter()

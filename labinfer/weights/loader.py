@@ -86,7 +86,7 @@ def load_weights(
     Modules are loaded and packed one after another, so that a quantized model is never held as a whole in the checkpoint's dtype.
 
     Args:
-        on_progress: called with (done, total) slices.
+        on_progress: called with (done, total) slices; not called if ``files`` has every module.
         files: cache of packed weights, which is used if it has this model's, and filled otherwise.
 
     Raises:
@@ -112,7 +112,8 @@ def load_weights(
         else:
             module.allocate(device)
             module.load(name, read)
-    on_progress(total, total)
+    if total:
+        on_progress(total, total)
     if files is not None and packed is None:
         exported = {name: module.export_packed() for name, module in _weighted_modules(model)}
         files.keep(slices, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)

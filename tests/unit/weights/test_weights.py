@@ -13,6 +13,7 @@ from labinfer.models.registry import load_config
 from labinfer.weights import tensor_files
 from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
 from labinfer.weights.model_files import open_model
+from labinfer.weights.weighted_module import WeightedModule
 
 CPU = torch.device("cpu")
 
@@ -51,6 +52,28 @@ def test_progress_counts_tensors_to_the_end(tmp_path):
         model_of(load_config(directory)), open_model(directory).open_weights(), CPU, lambda *counts: seen.append(counts)
     )
     assert seen == [(done, len(tensors)) for done in range(len(tensors) + 1)]
+
+
+class Kept(dict):
+    """Packed weights in memory, instead of in files."""
+
+    def open(self, slices, functions):
+        return dict(self)
+
+    def keep(self, slices, states, functions):
+        raise AssertionError("all states were there")
+
+
+def test_progress_is_not_told_if_every_module_is_in_the_cache(tmp_path):
+    directory, tensors = write(tmp_path)
+    loaded, _ = load(directory)
+    modules = {name: part for name, part in loaded.named_modules() if isinstance(part, WeightedModule)}
+    kept = Kept({name: module.export_packed() for name, module in modules.items()})
+    assert kept and None not in kept.values()
+    seen, again = [], model_of(load_config(directory))
+    load_weights(again, open_model(directory).open_weights(), CPU, lambda *counts: seen.append(counts), kept)
+    assert seen == []
+    assert torch.equal(again.model.norm.weight, tensors["model.norm.weight"])
 
 
 def test_one_rank_reads_every_byte_once(tmp_path):
