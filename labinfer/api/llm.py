@@ -37,6 +37,7 @@ from labinfer.engine.proposers import find_proposer
 from labinfer.engine.request import Request
 from labinfer.launch.build import build_rank
 from labinfer.launch.choose_layout import choose_layout
+from labinfer.launch.device_defaults import with_device_defaults
 from labinfer.launch.draft_model import LoadedDraftModel
 from labinfer.launch.draft_rank import DraftRank
 from labinfer.launch.layout.kv_capacity import KVCapacity
@@ -95,7 +96,9 @@ class LLM:
                 prefetch_weights(environment, checked)
                 group = join_group(environment, checked)
                 end_group_on_uncaught(group)
-            self._build(group, choose_layout(group, checked), lambda done, total: None)
+            self._build(
+                group, choose_layout(group, with_device_defaults(checked, group.everyone)), lambda done, total: None
+            )
         except UserError as error:  # hide the internal traceback from the caller
             raise type(error)(as_keywords(str(error))) from None
 

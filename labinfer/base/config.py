@@ -187,7 +187,9 @@ class ParallelOptions:
 class CacheOptions:
     """The paged KV cache, memory for MoE experts, and the disk cache of packed weights."""
 
-    block_size: int = option(16, "tokens per KV cache block", metavar="N", least=1)
+    block_size: int = option(
+        0, "tokens per KV cache block (default: as the devices' kernels prefer, 16 on CPUs and GPUs)", metavar="N"
+    )
     num_kv_blocks: int = option(
         0, "KV cache blocks per rank (default: as many as fit into --memory-utilization)", metavar="N"
     )
@@ -230,6 +232,11 @@ class CacheOptions:
         metavar="GIB",
     )
     memory_utilization: float = option(0.8, "fraction of a device's free memory for weights and KV cache", metavar="F")
+
+    @property
+    def tokens_per_block(self) -> int:
+        """Tokens per KV block: ``block_size``, or 16 where no device is asked."""
+        return self.block_size or 16
 
 
 @dataclass(frozen=True, kw_only=True)

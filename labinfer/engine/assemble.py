@@ -95,8 +95,8 @@ def make_pools(
     """
     eviction = REGISTRY.find("prefix_cache_eviction", cache.prefix_cache_eviction)
     return (
-        BlockManager(num_blocks, cache.block_size, cache.enable_prefix_caching and can_share, eviction),
-        BlockManager(num_host_blocks, cache.block_size, prefix_caching=False),
+        BlockManager(num_blocks, cache.tokens_per_block, cache.enable_prefix_caching and can_share, eviction),
+        BlockManager(num_host_blocks, cache.tokens_per_block, prefix_caching=False),
     )
 
 

@@ -38,8 +38,6 @@ class Device:
     multiplies: Callable[[QuantLayout], bool] = lambda form: False
     """Whether functions multiply a checkpoint's quantized weights (GPTQ, AWQ, FP8, GGUF …) that are held in a form. Weights of other
     forms are dequantized while they are loaded."""
-    memory: Callable[[torch.device], tuple[int, int] | None] = lambda device: None
-    """Free and total bytes of a device of this rank; None for the figures that torch gives."""
     open_energy_counter: Callable[[torch.device], Callable[[], float]] = no_energy_counter
     """Opens the energy counter of a device of this rank: a function that returns joules since an arbitrary time, and never decreases. Any
     thread may call it, also while a step runs. An exception of either says why the energy cannot be read."""

@@ -57,7 +57,7 @@ def make_problem(
         max_num_seqs=options.scheduler.max_num_seqs,
         max_num_batched_tokens=options.scheduler.max_num_batched_tokens,
         chunked_prefill_size=options.scheduler.chunked_prefill_size,
-        block_size=options.cache.block_size,
+        block_size=options.cache.tokens_per_block,
         memory_utilization=options.cache.memory_utilization,
         kept=options.scheduler.keep if options.scheduler.context_shift else None,
         max_context=0 if options.model.max_model_len else max_position,

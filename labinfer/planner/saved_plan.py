@@ -161,7 +161,7 @@ def room_options(options: EngineOptions, context: int) -> dict[str, str]:
     values = {"max_model_len": str(context)}
     for section in (*options.weight_options, options.cache, options.scheduler):
         values |= {f.name: _text(getattr(section, f.name)) for f in fields(section) if f.name in ROOM_OPTIONS}
-    return values
+    return values | {"block_size": str(options.cache.tokens_per_block)}
 
 
 def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:

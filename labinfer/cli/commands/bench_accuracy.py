@@ -165,7 +165,7 @@ class AccuracyBench:
 
     def __init__(self, group: RankGroup, options: EngineOptions, accuracy: AccuracyOptions, documents: list[Document]):
         self._group, self._inspects = group, accuracy.per_layer
-        self._steps = TextBatches.split([document.token_ids for document in documents], options.cache.block_size)
+        self._steps = TextBatches.split([document.token_ids for document in documents], options.cache.tokens_per_block)
         longest = max(len(document.token_ids) for document in documents)
         self._options = dataclasses.replace(
             options,

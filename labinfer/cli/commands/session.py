@@ -96,6 +96,9 @@ class Session:
                 logger.warning("%s", advice)
             if self.environment.supervisor is not None:
                 self.environment.supervisor.write_nodes([info.node for info in group.everyone])
+        from labinfer.launch.device_defaults import with_device_defaults
+
+        self.options = with_device_defaults(self.options, group.everyone)
         if self.options.parallel.layout:
             from labinfer.cli.commands.measuring import measuring
             from labinfer.launch.choose_layout import choose_layout

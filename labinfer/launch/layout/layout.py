@@ -299,7 +299,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         kv_dtypes=kv_dtypes,
         experts=tuple(per_stage("--experts", parallel.experts, topology.num_stages)),
         max_model_len=length,
-        block_size=options.cache.block_size,
+        block_size=options.cache.tokens_per_block,
         quantizations=quantizations,
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,

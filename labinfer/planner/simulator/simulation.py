@@ -100,7 +100,7 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
     Raises:
         UserError: the layout does not match the cluster, or a stage's part of the model does not fit.
     """
-    parallel, scheduler, size = options.parallel, options.scheduler, options.cache.block_size
+    parallel, scheduler, size = options.parallel, options.scheduler, options.cache.tokens_per_block
     nodes = [machine.name for machine in cluster.machines for _ in range(machine.ranks)]
     topology = make_topology(
         parallel.tensor_parallel_size,

@@ -105,7 +105,7 @@ class HostedModel:
             context_shift=options.scheduler.context_shift,
             num_layers=llm.layout.config.num_layers,
             num_parameters=llm.layout.num_parameters,
-            block_size=options.cache.block_size,
+            block_size=options.cache.tokens_per_block,
             num_blocks=llm.spec.num_blocks,
             num_window_blocks=llm.spec.num_window_blocks,
             max_num_seqs=options.scheduler.max_num_seqs,

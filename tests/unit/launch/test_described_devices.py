@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from labinfer.base.config import EngineOptions
 from labinfer.base.registry import REGISTRY
 from labinfer.functions.device import Device
 from labinfer.functions.graph import Graph
 from labinfer.functions.provider import Provider
+from labinfer.launch.device_defaults import with_device_defaults
 from labinfer.launch.providers import describe_device
 from labinfer.weights.codes import QuantLayout
 from labinfer.worker.step_graphs import StepGraphs, find_capture
@@ -110,3 +112,20 @@ def _decode(length: int):
         output_rows=None,
         graph_key=(1, 1, 1),
     )
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "size"),
+    [
+        (("cpu",), 0, 16),
+        (("card:1",), 0, 128),
+        (("cpu", "card"), 0, 128),
+        (("auto",), 0, 128),
+        (("card",), 32, 32),
+        (("unknown",), 0, 16),
+    ],
+)
+def test_a_run_takes_the_largest_block_size_that_its_devices_prefer(registered, devices, given, size):
+    options = EngineOptions.from_flat({"device": list(devices), **({"block_size": given} if given else {})})
+    everyone = [SimpleNamespace(accelerator=accelerator) for accelerator in ("", "card")]
+    assert with_device_defaults(options, everyone).cache.tokens_per_block == size
