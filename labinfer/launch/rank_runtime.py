@@ -47,6 +47,5 @@ class RankRuntime:
         if self.drafts is not None:
             self.drafts.close()
         self.worker.close()
-        self.stats.close()
         if self.draft_model is not None:
             self.draft_model.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,15 +39,19 @@ class EnergyMeter:
     """
 
     def __init__(self, counters: Iterable[EnergyCounter], missing: Sequence[str] = (), interval: float = READ_SECONDS):
-        self._counters, self._interval = list(counters), interval
+        self._counters = list(counters)
         self.missing = list(missing)
         """Why counters of this rank are not measured; grows if a counter fails."""
         self._joules: dict[str, float] = {}
         self._last: dict[str, float] = {}
-        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
         self.begin()
         if any(counter.range for counter in self._counters):
-            threading.Thread(target=self._read_regularly, name="energy", daemon=True).start()
+            # The thread must not keep the meter of a model that was dropped.
+            dropped = threading.Event()
+            weakref.finalize(self, dropped.set)
+            arguments = (weakref.ref(self), dropped, interval)
+            threading.Thread(target=_read_regularly, args=arguments, name="energy", daemon=True).start()
 
     def begin(self) -> None:
         """Count from 0."""
@@ -59,10 +64,6 @@ class EnergyMeter:
         with self._lock:
             self._advance()
             return dict(self._joules)
-
-    def close(self) -> None:
-        """End the thread that reads the counters."""
-        self._closed.set()
 
     def _advance(self) -> None:
         for counter in [*self._counters]:
@@ -79,9 +80,12 @@ class EnergyMeter:
             )
             self._last[counter.name] = now
 
-    def _read_regularly(self) -> None:
-        while not self._closed.wait(self._interval):
-            self.read()
+
+def _read_regularly(meter: weakref.ref[EnergyMeter], dropped: threading.Event, interval: float) -> None:
+    while not dropped.wait(interval):
+        if (living := meter()) is not None:
+            living.read()
+        del living
 
 
 def find_packages(root: Path = POWERCAP) -> tuple[list[EnergyCounter], list[str]]:

@@ -71,10 +71,6 @@ class StatsReporter:
         """Start counting the energy of a run: a host uses energy between runs, too."""
         self._energy.begin()
 
-    def close(self) -> None:
-        """Stop reading energy counters."""
-        self._energy.close()
-
     def reset(self) -> None:
         """Reset the worker's statistics to 0."""
         self._energy.begin()

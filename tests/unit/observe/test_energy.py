@@ -38,7 +38,6 @@ def test_packages_and_their_memory_are_counted_once(server, tmp_path):
         set_joules(folder, int((folder / "energy_uj").read_text()) / 1e6 + number)
     assert meter.read() == pytest.approx({"package-0": 1, "package-0 dram": 3, "package-1": 4, "package-1 dram": 6})
     assert not meter.missing
-    meter.close()
 
 
 def test_counter_that_wraps_around_goes_on(server, tmp_path):
@@ -50,7 +49,6 @@ def test_counter_that_wraps_around_goes_on(server, tmp_path):
     meter.begin()
     set_joules(server["intel-rapl:0"], 59.0)
     assert meter.read()["package-0"] == pytest.approx(999.0)
-    meter.close()
 
 
 def test_counter_that_wraps_around_in_a_long_run_is_read_by_a_thread():
@@ -60,19 +58,23 @@ def test_counter_that_wraps_around_in_a_long_run_is_read_by_a_thread():
         calls.append(60.0 * len(calls) % 100)
         return calls[-1]
 
+    before = set(threading.enumerate())
     meter = EnergyMeter([EnergyCounter(name="p", read=read, range=100.0)], interval=0.001)
     deadline = time.monotonic() + 10
     while len(calls) < 100 and time.monotonic() < deadline:
         time.sleep(0.001)
-    meter.close()
     num_reads, rest = divmod(meter.read()["p"], 60)
     assert num_reads >= 100 and not rest
+    (reader,) = set(threading.enumerate()) - before
+    del meter
+    reader.join(10)
+    assert not reader.is_alive(), "a model that was dropped is still measured"
 
 
 def test_no_thread_reads_what_never_wraps_around():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     EnergyMeter([EnergyCounter(name="cuda:0", read=lambda: 1.0)])
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_counters_without_permission_are_named_once(server, tmp_path, monkeypatch):
