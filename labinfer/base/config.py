@@ -27,9 +27,9 @@ FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
 DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 """Short names of dtypes, each with the full name that it stands for."""
-LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf", "bitsandbytes", "marlin")
-"""Checkpoint formats that vLLM's ``--quantization`` takes (prefixes of its values). Here a checkpoint's files tell the
-format."""
+LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf")
+"""Supported checkpoint formats that vLLM's ``--quantization`` takes (prefixes of its values). Here a checkpoint's files
+tell the format."""
 HUB_NAMES = ("huggingface", "modelscope")
 DEFAULT_HUB = HUB_NAMES[0]
 QUANTIZATIONS = ("auto", "none", "int8", "int4")

@@ -1,4 +1,4 @@
-"""Flags and keyword arguments of vLLM, SGLang and llama.cpp: aliases of options here, or hints what to use instead."""
+"""Flags and keyword arguments of vLLM, SGLang and llama.cpp: aliases of options here, or hints what to do instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SAME_OPTIONS = {
 """Aliases of options, accepted as flags and as keywords of ``LLM``."""
 
 GPU_LAYERS = "--device cuda, or --device cuda,cpu --layers 14,10 on two ranks"
-REPLY_FORMAT = "--response-template NAME, where the checkpoint's chat template does not show the format"
+LORA = "LoRA adapters are not supported; merge the adapter into its model (PEFT's merge_and_unload)"
+REPLY_FORMAT = "the format is recognized by the chat template; --response-template NAME sets it where it is not"
+EMBEDDINGS = "embeddings need no option"
+CAPTURED = "decode steps are captured where the device allows it"
 REPLACEMENTS = {
     "-m": "--model",
     "-p": "--prompt",
@@ -50,8 +53,8 @@ REPLACEMENTS = {
     "--model-path": "--model",
     "--tokenizer-path": "--tokenizer",
     "--served-model-name": "--model NAME=DIR",
-    "--tool-call-parser": REPLY_FORMAT,
-    "--reasoning-parser": REPLY_FORMAT,
+    "--enable-expert-parallel": "--experts whole",
+    "--attention-backend": "--functions paged_attention=NAME",
 }
 """Flags of other engines with a similar meaning, each with the flag to use here."""
 
@@ -60,7 +63,15 @@ NEEDLESS = {
     "--enforce-eager": "captured steps do not change the tokens",
     "--enable-chunked-prefill": "prompts are always split into chunks, of --chunked-prefill-size tokens at most",
     "--enable-auto-tool-choice": "tool calls are always parsed",
-    "--load-format": "the format is recognized by the checkpoint's files",
+    "--tool-call-parser": REPLY_FORMAT,
+    "--reasoning-parser": REPLY_FORMAT,
+    "--guided-decoding-backend": "llguidance handles all structured outputs",
+    "--structured-outputs-config": "llguidance handles all structured outputs",
+    "--runner": EMBEDDINGS,
+    "--task": EMBEDDINGS,
+    "--compilation-config": CAPTURED,
+    "--max-seq-len-to-capture": CAPTURED,
+    "--load-format": "the format is recognized by the checkpoint's files; for random weights, tools/random_checkpoint.py writes a checkpoint",
     "--distributed-executor-backend": "torchrun, mpirun or srun starts the ranks",
     "--flash-attn": "the fastest attention is measured at the start",
     "-fa": "the fastest attention is measured at the start",
@@ -68,6 +79,18 @@ NEEDLESS = {
     "--no-mmap": "files are always mapped",
 }
 """Flags of other engines that have no counterpart here because none is needed, each with the reason."""
+
+UNSUPPORTED = {
+    "--enable-lora": LORA,
+    "--lora-modules": LORA,
+    "--max-lora-rank": LORA,
+    "--max-loras": LORA,
+    "--data-parallel-size": "a server runs one replica of the model; start one server for each",
+    "--limit-mm-per-prompt": "models read text only",
+    "--revision": "the hub's default revision is loaded; download another one, and give its directory as --model",
+    "--hf-overrides": "config.json is read as it is; change it in a copy of the checkpoint's directory",
+}
+"""Flags of vLLM for what LABInfer does not do, each with the reason and what to do instead."""
 
 NEAR = 0.8
 """Minimum similarity (``difflib``) at which an unknown word counts as a misspelled option or command. It is high
@@ -78,14 +101,16 @@ similar."""
 
 
 def suggest(flag: str, known: Collection[str]) -> str:
-    """Hint for an unknown flag, to append to ``unknown option FLAG``: which flag to use, or why none is needed; may be
-    empty.
+    """Hint for an unknown flag, to append to ``unknown option FLAG``: which flag to use, why none is needed, or what is
+    not supported; may be empty.
 
     Args:
         known: flags of the command.
     """
     if reason := NEEDLESS.get(flag):
         return f"; leave it out: {reason}"
+    if reason := UNSUPPORTED.get(flag):
+        return f": {reason}"
     near = REPLACEMENTS.get(flag, "")
     if near.partition(" ")[0] not in known:
         near = _nearest(flag, known)

@@ -220,3 +220,9 @@ def test_comma_of_a_chinese_keyboard_is_one():
 def test_quantization_of_a_checkpoint_need_not_be_named(name):
     with pytest.raises(UserError, match=f"^--quantization {name}: leave it out for a checkpoint in this format"):
         EngineOptions.from_flat({"quantization": name})
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "marlin"])
+def test_quantization_that_no_checkpoint_may_have_is_not_recommended(name):
+    with pytest.raises(UserError, match=f"^--quantization {name}: choose one of auto, none, int8, int4$"):
+        EngineOptions.from_flat({"quantization": name})

@@ -16,6 +16,8 @@ from labinfer.base.other_engines import as_keywords, read_keywords
         ({"max_seqs": 3}, "unknown option 'max_seqs' (did you mean max_num_seqs?)"),
         ({"n_ctx": 4096}, "unknown option 'n_ctx' (did you mean max_model_len?)"),
         ({"trust_remote_code": True}, "unknown option 'trust_remote_code'; leave it out: the code of a checkpoint is never run"),
+        ({"enable_lora": True}, "unknown option 'enable_lora': LoRA adapters are not supported; merge the adapter into"),
+        ({"revision": "v2"}, "unknown option 'revision': the hub's default revision is loaded; download another one, and give its directory as model"),
         ({"temperature": 0.8}, "'temperature' is no option of the engine; give it to SamplingParams"),
         ({"tensor_parallel_size": 2, "tp": 2}, "tp is tensor_parallel_size, which is given too"),
     ],

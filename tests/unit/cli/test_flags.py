@@ -10,7 +10,7 @@ import time
 import pytest
 
 from labinfer.base.errors import UserError
-from labinfer.base.other_engines import NEEDLESS, REPLACEMENTS, SAME_OPTIONS
+from labinfer.base.other_engines import NEEDLESS, REPLACEMENTS, SAME_OPTIONS, UNSUPPORTED
 from labinfer.base.sampling_options import as_flags
 from labinfer.cli.command_table import COMMANDS
 from labinfer.cli.flags import build_parser, program_name, split_command
@@ -272,7 +272,9 @@ def test_words_that_are_no_command_are_refused(words):
         ("generate", ["-ngl", "99"], "(did you mean --device cuda, or --device cuda,cpu --layers 14,10 on two ranks?)"),
         ("generate", ["--wrong"], "unknown option --wrong; see"),
         ("serve", ["--gpu-memory-utilization=0.9"], "(did you mean --memory-utilization?)"),
-        ("serve", ["--tool-call-parser", "hermes"], "(did you mean --response-template NAME, where "),
+        ("serve", ["--tool-call-parser", "hermes"], "leave it out: the format is recognized by the chat template;"),
+        ("serve", ["--enable-lora"], "unknown option --enable-lora: LoRA adapters are not supported; merge "),
+        ("serve", ["--enable-expert-parallel"], "(did you mean --experts whole?)"),
         (
             "serve",
             ["--trust-remote-code"],
@@ -300,7 +302,10 @@ def test_flags_of_other_engines_lead_to_ours(command, arguments, complaint):
 
 def test_flags_of_other_engines_are_none_of_ours():
     ours = {flag for command in COMMANDS for flag in build_parser(command)._option_string_actions}
-    assert not ours & {*REPLACEMENTS, *NEEDLESS} and {name.split()[0] for name in REPLACEMENTS.values()} <= ours
+    assert (
+        not ours & {*REPLACEMENTS, *NEEDLESS, *UNSUPPORTED}
+        and {name.split()[0] for name in REPLACEMENTS.values()} <= ours
+    )
 
 
 @pytest.mark.parametrize(
