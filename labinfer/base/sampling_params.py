@@ -36,8 +36,15 @@ OTHER_NAMES = {
     "repeat_penalty": "repetition_penalty",
     "num_return_sequences": "n",
     "do_sample": "temperature, which is 0 for greedy decoding",
+    "use_beam_search": "num_beams",
+    "guided_decoding": "structured_outputs",
+    "guided_json": 'structured_outputs with "json"',
+    "guided_regex": 'structured_outputs with "regex"',
+    "guided_choice": 'structured_outputs with "choice"',
+    "guided_grammar": 'structured_outputs with "grammar"',
 }
-"""Names that other engines use for fields of ``SamplingParams``, each with the field's name."""
+"""Names that other engines, or earlier versions of vLLM, use for fields of ``SamplingParams``: each with the field's
+name first."""
 TINY = 1e-300
 """Lower bound of parameters that must be above 0, such as ``top_p``."""
 
@@ -254,8 +261,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._make_tuple(name, item)
         for name, (kind, bounds) in NUMBERS.items():
             value = getattr(self, name)
-            if value is not None or name not in OPTIONAL:
+            if value is not None:
                 bounds.check(name, kind, value)
+            elif name not in OPTIONAL:
+                default = getattr(SamplingParams(), name)
+                raise UserError(f"{name} must be a number, not None; leave it out for the default, {default}")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculate"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be true or false, not {getattr(self, name)!r:.60}")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_params import SamplingParams
+from labinfer.base.sampling_params import OTHER_NAMES, SamplingParams
 from labinfer.requests.prompts import Prompt
 from labinfer.requests.protocol import (
     MAX_INPUTS,
@@ -105,7 +105,8 @@ def _check_neutral(body: OpenAIBody) -> None:
             value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]
         )  # 1 must not pass as True
         if value is not None and not is_neutral:
-            raise UserError(f"{name}={value!r:.60} is not supported; leave it out")
+            instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else "leave it out"
+            raise UserError(f"{name}={value!r:.60} is not supported; {instead}")
 
 
 def _read(

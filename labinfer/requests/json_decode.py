@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from labinfer.base.errors import UserError
-from labinfer.base.sampling_params import sampling_parameters
+from labinfer.base.sampling_params import OTHER_NAMES, sampling_parameters
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
 """Pattern of the field's name in a message of msgspec about an invalid field."""
@@ -139,8 +139,10 @@ def _describe(text: str, kind: type) -> WrongBody:
     if unknown := UNKNOWN_FIELD.search(text):
         name, place = unknown.groups()
         names = [*kind.__struct_fields__, *sampling_parameters()]
+        other = OTHER_NAMES.get(name, "")
         near = [] if place else difflib.get_close_matches(name[:100], names, 1)
-        return WrongBody(f"{text}; did you mean {near[0]!r}?" if near else text, name)
+        hint = other if other.split(" ")[0].rstrip(",") in names and not place else near and repr(near[0])
+        return WrongBody(f"{text}; did you mean {hint}?" if hint else text, name)
     field, place = FIELD.search(text), WRONG_VALUE.match(text)
     if place and (values := _listed_values(kind, place[1])):
         text += f"; use {'one of ' * (len(values) > 1)}{', '.join(values)}"

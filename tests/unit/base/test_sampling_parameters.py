@@ -220,3 +220,19 @@ def test_parameter_that_makes_no_sense_is_refused(changes, text):
     fields = {"default": 0.0, "least": 0.0, "most": 9.0, "help": "x"}
     with pytest.raises(UserError, match=text):
         SamplingParameter(**fields | changes)
+
+
+@pytest.mark.parametrize(("name", "default"), [("max_tokens", 128), ("seed", 0), ("temperature", 0.0)])
+def test_number_that_is_none_names_the_default(name, default):
+    with pytest.raises(
+        UserError, match=f"^{name} must be a number, not None; leave it out for the default, {default}$"
+    ):
+        SamplingParams(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("guided_decoding", "structured_outputs"), ("use_beam_search", "num_beams")]
+)
+def test_keyword_of_vllm_leads_to_a_field(name, field):
+    with pytest.raises(TypeError, match=f"no field '{name}'; did you mean {field}\\?$"):
+        SamplingParams(**{name: True})

@@ -110,6 +110,11 @@ def test_chat_values_that_would_change_something_are_refused_by_name(body):
         parse(chat("hi", **body))
 
 
+def test_beam_search_by_its_other_name_leads_to_num_beams():
+    with pytest.raises(UserError, match="^use_beam_search=True is not supported; use num_beams$"):
+        parse(chat("hi", use_beam_search=True))
+
+
 def test_older_functions_are_tools():
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     older = chat("hi", functions=[function], function_call={"name": "f"})

@@ -210,6 +210,26 @@ def test_unknown_field_that_is_nearly_one_is_told(field, name):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("guided_json", 'structured_outputs with "json"'),
+        ("max_new_tokens", "max_tokens"),
+        ("do_sample", "temperature, "),
+    ],
+)
+def test_unknown_field_of_another_engine_leads_to_ours(field, hint):
+    with pytest.raises(UserError) as caught:
+        parse(batch({"prompt": "hi", field: 1}))
+    assert f"unknown field `{field}`; did you mean {hint}" in str(caught.value)
+
+
+def test_unknown_field_of_an_inner_object_gets_no_hint_for_the_body():
+    with pytest.raises(UserError) as caught:
+        parse(batch({"prompt": "hi", "structured_outputs": {"guided_json": 1}}))
+    assert str(caught.value).endswith("unknown field `guided_json` - at `$.structured_outputs`")
+
+
 def test_whole_numbers_may_have_a_fraction_of_none():
     fields = {"max_tokens": 5.0, "seed": 3.0, "n": 2.0, "logprobs": 1.0, "prompt": [[3.0, 4.0]]}
     parsed = parse(batch(fields))
