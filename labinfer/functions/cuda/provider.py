@@ -18,10 +18,17 @@ from labinfer.functions.reference import linear, quantized
 from labinfer.functions.registry import VOCABULARY_INT4, FunctionRegistry
 from labinfer.functions.stacked_experts import StackedExperts
 from labinfer.native.compiler import OnProgress
+from labinfer.weights.codes import QuantLayout
 
 logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def multiplies(form: QuantLayout) -> bool:
+    """Whether ``products`` multiplies weights in ``form`` without dequantizing them: codes of 4 and 8 bits in groups of at least 32
+    inputs, or of 8 bits with one scale per output. ``products.can_multiply`` says it of a packed weight."""
+    return form.bits in (4, 8) and (form.group >= 32 or form.bits == 8 and not form.group)
 
 
 class CudaProvider(Provider):
@@ -32,6 +39,7 @@ class CudaProvider(Provider):
         type="cuda",
         collectives="nccl",
         captures=lambda tp_size: tp_size == 1,
+        multiplies=multiplies,
         open_energy_counter=open_energy_counter,
     )
 

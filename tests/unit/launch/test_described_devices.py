@@ -80,6 +80,22 @@ def test_devices_that_ship(device_type, collectives, captured):
     assert [described.captures(tp_size) for tp_size in (1, 2)] == captured
 
 
+@pytest.mark.parametrize(
+    ("form", "is_held"),
+    [
+        (QuantLayout(8), True),
+        (QuantLayout(8, 128), True),
+        (QuantLayout(4, 32, has_minima=True), True),
+        (QuantLayout(4, 64, table="e2m1"), True),
+        (QuantLayout(4, 16), False),
+        (QuantLayout(4), False),
+        (QuantLayout(5, 32), False),
+    ],
+)
+def test_gpus_hold_the_forms_that_the_kernel_multiplies(form, is_held):
+    assert describe_device("cuda").multiplies(form) == is_held
+
+
 def test_steps_with_collectives_are_captured_only_if_the_provider_says_so():
     card, other = Card(), Provider()
     assert find_capture([other, card], 1) is not None and find_capture([other, card], 2) is None

@@ -1,0 +1,51 @@
+"""Quantized weights of checkpoints stay as they are on a device whose description says that it multiplies them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from checkpoints import make_checkpoint
+from launchers import LAUNCH, Finished, run
+from published_formats import PUBLISHED, write_published
+
+PLUGIN = '''"""A device that multiplies quantized weights of every form, by the reference."""
+
+from labinfer import register
+from labinfer.functions.device import Device
+from labinfer.functions.provider import Provider
+
+
+@register("function_provider", "multiplying")
+class Multiplying(Provider):
+    device = Device(type="musa", collectives="mccl", multiplies=lambda form: True)
+
+    def register(self, registry, group_size):
+        pass
+'''
+QUESTION = ("--prompt", "x", "--raw", "--max-tokens", "12", "--ignore-eos", "--dtype", "float32", "--log-level", "info")
+
+
+def weights(done: Finished) -> tuple[str, float]:
+    """Dtype and KiB of the weights of rank 0 in the log's table."""
+    assert done.returncode == 0, done.text
+    row = next(line for line in done.stderr.splitlines() if re.match(r" +0  ", line))
+    cells = re.split(" {2,}", row.strip())
+    number, unit = cells[7].split()
+    return cells[6], float(number) * {"KiB": 1, "MiB": 1024}[unit]
+
+
+@pytest.mark.parametrize(
+    "kind", ["gptq-asym", *(pytest.param(name, marks=pytest.mark.slow) for name in ("awq", "gptq-8", "w8a16-channel"))]
+)
+def test_they_are_held_as_they_are_and_give_the_tokens_of_the_cpu(kind, fake_device, tmp_path):
+    directory, plugin = make_checkpoint(tmp_path / "model", "llama-untied"), tmp_path / "multiplying.py"
+    write_published(directory, tmp_path / "twin", PUBLISHED[kind])
+    plugin.write_text(PLUGIN)
+    question, env = ("--model", directory, *QUESTION), fake_device("musa", "no-float64", "late-copies")
+    expected = run("single", 1, LAUNCH, *question, "--functions", "reference")
+    held = run("single", 1, LAUNCH, *question, "--plugin", plugin, "--device", "musa", **env)
+    decoded = run("single", 1, LAUNCH, *question, "--device", "musa", **env)
+    assert held.stdout == expected.stdout and held.stdout.strip(), held.text
+    (own, held_size), (_, decoded_size) = weights(held), weights(decoded)
+    assert held_size < 0.9 * decoded_size and own == weights(expected)[0]
