@@ -24,7 +24,7 @@ def test_live_lines_of_a_job_fit_the_terminal(columns, tmp_path):
     with pseudo_terminal([sys.executable, LAUNCH, *flags], tmp_path, columns=columns) as terminal:
         assert terminal.wait(120) == 0
         raw = "".join(piece for _, piece in terminal.pieces).replace("\r\n", "\n")
-    live = [text for text in re.findall(r"\r([^\r\n]+)", raw) if not text.startswith("labinfer: ")]
+    live = [text for text in re.findall(r"\r([^\r\n]+)", raw) if not text.startswith(("labinfer: ", "\x1b[K"))]
     assert [text for text in live if display_width(text) >= columns] == []
     assert any(f"/{NUM_LINES} lines done" in text for text in live) and any("importing torch" in text for text in live)
     assert len(output.read_text().splitlines()) == NUM_LINES

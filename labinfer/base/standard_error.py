@@ -14,6 +14,8 @@ import sys
 from typing import TextIO
 
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+CLEAR_ROW = "\x1b[K"
+"""Escape sequence that clears a terminal's row from the cursor on: the rest of a live progress line, at whose beginning the cursor is."""
 
 
 class StandardError(io.TextIOBase):
@@ -53,7 +55,7 @@ class StandardErrorHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - a wrong call of ``logging`` ends no run, as with the handlers of ``logging``
             self.handleError(record)
         else:
-            write_error(text + "\n")
+            write_error(CLEAR_ROW * is_terminal() + text + "\n")
 
 
 def write_error(text: str, stream: TextIO | None = None) -> None:

@@ -62,7 +62,8 @@ class ProgressLine:
         columns = self._columns()
         line = fit_parts(text, columns - display_width(ending)) + ending
         width = display_width(line)
-        write_error("\r" + line + " " * (min(self._width, columns) - width), self._stream)
+        # The cursor returns to the beginning of the row, so that a log message of any process is written over the line.
+        write_error("\r" + line + " " * (min(self._width, columns) - width) + "\r", self._stream)
         self._width = width
 
     def close(self) -> None:

@@ -65,6 +65,17 @@ def test_files_never_take_the_place_of_closed_descriptors(tmp_path):
     assert (tmp_path / "file").read_text() == ""
 
 
+def test_log_record_is_written_over_a_progress_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    stream.isatty = lambda: True
+    line = ProgressLine()
+    line.update("loading weights")
+    StandardErrorHandler().emit(logging.makeLogRecord({"msg": "text"}))
+    line.update("loaded")
+    line.close()
+    assert stream.getvalue() == "\rloading weights\r\x1b[Ktext\n\rloaded         \r\r      \r"
+
+
 def test_log_record_with_wrong_arguments_raises_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     StandardErrorHandler().handle(logging.makeLogRecord({"msg": "%d files", "args": ("three",)}))

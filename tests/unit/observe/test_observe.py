@@ -120,7 +120,7 @@ def test_on_a_terminal_progress_is_one_line_written_over():
     assert not line.due()
     line.update("2nd")
     line.close()
-    assert stream.getvalue() == "\rfirst\r2nd  \r   \r"
+    assert stream.getvalue() == "\rfirst\r\r2nd  \r\r   \r"
 
 
 def live_stream(monkeypatch: pytest.MonkeyPatch, columns: list[int]) -> io.StringIO:
@@ -144,7 +144,7 @@ def live_stream(monkeypatch: pytest.MonkeyPatch, columns: list[int]) -> io.Strin
 def test_progress_fits_the_terminal_and_keeps_its_ending(columns, shown, monkeypatch):
     stream = live_stream(monkeypatch, [columns])
     ProgressLine(stream).update("importing torch, for the model", ", 3 s")
-    assert stream.getvalue() == f"\r{shown}"
+    assert stream.getvalue() == f"\r{shown}\r"
 
 
 def test_wide_characters_of_progress_count_twice(monkeypatch):
@@ -153,7 +153,7 @@ def test_wide_characters_of_progress_count_twice(monkeypatch):
     line.update("加载模型权重")  # 12 columns: one more than there is room for
     line.update("加载模型权")
     line.close()
-    assert stream.getvalue() == "\r加载模型权…\r加载模型权 \r          \r"
+    assert stream.getvalue() == "\r加载模型权…\r\r加载模型权 \r\r          \r"
 
 
 def test_progress_follows_a_terminal_that_is_resized(monkeypatch):
@@ -164,7 +164,7 @@ def test_progress_follows_a_terminal_that_is_resized(monkeypatch):
     columns.append(40)
     line.update("y" * 60)
     line.close()
-    assert stream.getvalue() == f"\r{'x' * 60}\r{'y' * 38}…\r{' ' * 39}\r"
+    assert stream.getvalue() == f"\r{'x' * 60}\r\r{'y' * 38}…\r\r{' ' * 39}\r"
 
 
 def test_compiling_is_said_before_it_begins_and_every_ten_seconds(monkeypatch):
@@ -202,7 +202,7 @@ def test_ticker_on_a_terminal_begins_at_once_and_leaves_nothing():
     stream = io.StringIO()
     stream.isatty = lambda: True
     Ticker(lambda: "importing", stream).close()
-    assert stream.getvalue() == "\rimporting\r         \r"
+    assert stream.getvalue() == "\rimporting\r\r         \r"
 
 
 def test_report_has_a_line_for_those_who_only_want_the_answer():
