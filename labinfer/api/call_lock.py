@@ -14,7 +14,8 @@ POLL_SECONDS = 0.5
 
 
 class CallLock:
-    """A lock that a generator may hold. The lock can be taken over if the generator is never exhausted.
+    """A lock that a generator holds between its items, too. If the caller abandons the generator before its end, the next
+    call of the same thread, or of any thread once that one has ended, closes the generator and takes the lock.
 
     Args:
         name: name of the locked object, for error messages.

@@ -16,7 +16,7 @@ class MTPProposer:
     """Returns the draft that the last stage sent with each sequence's last token. ``Drafts.propose`` chooses its length."""
 
     drafts_with_samples = True
-    """Whether drafts are made in the step before the one that verifies them."""
+    """Whether drafts arrive together with the sampled tokens of a step, to be verified in the next step."""
 
     def propose(self, sequences: list[Sequence], limits: list[int]) -> list[list[int]]:
         """The first ``limits[i]`` tokens of the draft of ``sequences[i]``."""

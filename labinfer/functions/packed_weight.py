@@ -101,7 +101,7 @@ class QuantizedWeight:
     table: str = ""
     """Name in ``TABLES`` of the values of the codes; empty if a code is its own value."""
     global_scale: float = 1.0
-    """Power of two that multiplies all scales, so that float16 can hold them."""
+    """Power of two by which the stored float16 ``scales`` are multiplied in use. Their true values may exceed float16."""
 
     @property
     def exact_dtype(self) -> torch.dtype:

@@ -40,7 +40,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 """A token id. The vocabulary of the model bounds it further."""
 
 MAX_TOKEN_IDS = 1 << 20
-"""Maximum token ids of a prompt; a body has about as many items at most."""
+"""Maximum number of token ids in a prompt."""
 MAX_CHOSEN_IDS = 1 << 18
 """Maximum entries of a list or map of token ids that controls sampling: the size of the largest vocabularies."""
 

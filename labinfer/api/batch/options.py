@@ -27,8 +27,8 @@ class JobOptions:
     )
     output: str = option(
         "",
-        "JSONL file of results; - for standard output (default for --input); with a file, progress is journaled in "
-        "FILE.journal, for --resume",
+        "JSONL file of results, or - for standard output (the default of a job with --input); with a file, progress is "
+        "journaled in FILE.journal, for --resume",
         metavar="FILE",
     )
     output_format: str = option(

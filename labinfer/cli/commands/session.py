@@ -29,9 +29,9 @@ Command = Callable[..., int]
 """Function of a command: ``run(session, **own)``, called on every rank. Returns the exit status.
 
 A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of
-options whose fields are made by ``option_fields.option``. Sections of ``labinfer.base.config.SECTIONS`` among them add
-the engine's flags. ``own["options"]`` is a list with an object of each other section, in order; if there is none, the
-function receives only the session. Contract:
+options whose fields are made by ``option_fields.option``. Those that are engine sections
+(``labinfer.base.config.SECTIONS``) only add the engine's flags. For the command's own sections the function receives
+``options=[…]``, one object per section in order; a command without own sections receives only the session. Contract:
 
 - Every rank calls ``session.join()`` first, or none does.
 - An error that only one rank can detect is raised as ``UserError`` inside ``with session.group.raise_on_all_ranks():``, which every

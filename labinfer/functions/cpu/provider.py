@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 BFLOAT16 = (torch.bfloat16,)
 PRODUCTS = ("linear", "gated_linear")
 PANEL_FUNCTIONS = (*PRODUCTS, "paged_attention")
-"""Functions with panel products in their inner loop, which have kernels (``panel.h``)."""
+"""Functions whose inner loop multiplies panels of a matrix, with the kernels of ``panel.h``."""
 
 
 class CpuProvider(Provider):

@@ -82,7 +82,10 @@ class StepMemory:
         return torch.frombuffer(array, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor over the same memory that does not hold the block; ``tensor`` itself if it has no block."""
+        """View of ``tensor`` that does not keep its ``Block`` in use, so the block may be reused while the view exists.
+
+        Returns ``tensor`` itself if its memory is not from this pool.
+        """
         block = self._find_block(tensor)
         if block is None:
             return tensor

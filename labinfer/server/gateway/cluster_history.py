@@ -335,7 +335,7 @@ def _rank_traffic(before: RankStats | None, now: RankStats, destination: int) ->
 
 
 def _busy(before: RankStats | None, now: RankStats) -> float | None:
-    """Busy fraction of a rank between two of its stats; None without earlier stats."""
+    """Busy fraction of a rank between two of its statistics reports; None without an earlier one."""
     if before is None or now.when <= before.when:
         return None
     return min(1.0, max(0.0, now.busy_seconds - before.busy_seconds) / (now.when - before.when))

@@ -16,8 +16,8 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.server.link.stats import Drift
 
 LEAST_STEPS = 5
-"""Minimum steps of a sample (the work of a rank between two of its stats); if there are fewer, the next stats extend
-the sample."""
+"""Minimum number of steps in a sample. A sample is what a rank did between two of its statistics reports; with fewer
+steps it continues to the next report."""
 LONGEST_SAMPLE = 2.0
 """Maximum duration in seconds for which a sample counts. In the rest of a longer sample, the engine was idle."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
@@ -42,7 +42,7 @@ MOST_STEPS = 1 << 20
 
 @dataclass(kw_only=True)
 class _Sample:
-    """The work of a rank between two of its stats."""
+    """The work of a rank between two of its statistics reports."""
 
     seconds: float
     steps: int

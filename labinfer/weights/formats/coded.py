@@ -119,7 +119,7 @@ class CodedFormat(ABC):
         return tensors.read(f"{matrix.name}.{suffix}", shape, ranges, dtype)
 
     def num_groups(self, inputs: int) -> int:
-        """Number of groups of a whole matrix in the checkpoint."""
+        """Number of quantization groups in each row of an unsharded matrix of ``inputs`` columns."""
         return -(-inputs // self.group) if self.group else 1
 
 

@@ -27,7 +27,8 @@ class RoutedExperts(WeightedModule):
     them quantized in one form, they stay quantized; otherwise each is dequantized.
 
     Args:
-        num_experts, columns: unsharded.
+        num_experts: experts of the layer, over all ranks.
+        columns: intermediate size of an expert, over all ranks.
         gate: clamped activation of experts with biases.
         gelu: whether the activation is GELU instead of SiLU.
     """

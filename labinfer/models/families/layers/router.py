@@ -74,7 +74,8 @@ class Router(WeightedModule):
 
     @cached_property
     def _weights(self) -> RouterWeights:
-        """Argument of the router's function; built at the first step, as loading and packing replace the tensors."""
+        """Argument of the function ``route``. Built at the first step and not earlier, because loading and packing replace
+        the tensors."""
         return RouterWeights(self.weight, self.config, self.bias, self.scale)
 
     def pack(self) -> None:
