@@ -69,7 +69,7 @@ def plugin(tmp_path) -> Path:
     return path
 
 
-def answer(tmp_path: Path, launcher: str, ranks: int, *flags: object) -> tuple[Finished, list[list[int]]]:
+def answer(tmp_path: Path, launcher: str, ranks: int, *flags: object, **env: str) -> tuple[Finished, list[list[int]]]:
     """A job of some prompts, and the tokens of its answers."""
     given, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     answers.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def answer(tmp_path: Path, launcher: str, ranks: int, *flags: object) -> tuple[F
     prompts = mixed_prompts(3)
     given.write_text("".join(json.dumps({"prompt_token_ids": ids} | fields) + "\n" for ids in prompts))
     named = ("--dtype", "float32", "--log-level", "info", "--input", given, "--output", answers)
-    done = run(launcher, ranks, LAUNCH, *named, *flags)
+    done = run(launcher, ranks, LAUNCH, *named, *flags, **env)
     assert done.returncode == 0, done.text
     lines = sorted(map(json.loads, answers.read_text().splitlines()), key=lambda line: line["id"])
     return done, [line["token_ids"] for line in lines]
@@ -108,6 +108,19 @@ def test_each_fault_is_named_and_dropped(plugin, tmp_path, launcher, ranks, flag
         for function, text in DROPPED.items():
             assert any(line.startswith(f"{function}=faulty {text}") for line in found), done.text
         assert (TRIED in done.stderr) == (number == 0), done.text
+
+
+@pytest.mark.slow
+def test_faults_of_an_accelerators_kernels_are_dropped(plugin, tmp_path, fake_device):
+    """On the make-believe accelerator, whose other functions are torch's operations."""
+    env = fake_device("musa", "no-float64", "late-copies")
+    plugin.write_text(plugin.read_text().replace('name="faulty"', 'name="faulty", devices=("musa",)'))
+    _, expected = answer(tmp_path, "single", 1, "--functions", "reference")
+    done, tokens = answer(tmp_path, "single", 1, "--plugin", plugin, "--device", "musa", **env)
+    assert tokens == expected and TRIED in done.stderr
+    found = dropped(done)
+    for function, text in DROPPED.items():
+        assert any(line.startswith(f"{function}=faulty {text}") for line in found), done.text
 
 
 def test_a_faulty_kernel_that_is_chosen_by_name_is_refused(plugin):
