@@ -53,6 +53,18 @@ UNREAD_PARTS = (ImagePart, AudioPart, FilePart)
 Part = TextPart | ImagePart | AudioPart | FilePart
 
 
+def join_parts(content: list[Any]) -> str:
+    """Join the text parts of a message's ``content``, given as dictionaries.
+
+    Raises:
+        UserError: a part is invalid, or no text.
+    """
+    try:
+        return "".join(part.text for part in msgspec.convert(content, list[Part]))
+    except msgspec.ValidationError as error:
+        raise UserError(f"content of a message: {error}") from None
+
+
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A chat message; unknown keys are dropped."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from reply_tokenizer import CHAT, write_tokenizer
 
+from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import AnswerUpdate, FinishReason
 from labinfer.requests.input_processor import InputProcessor
 from labinfer.requests.outputs import RequestState
-from labinfer.requests.prompts import ChatPrompt, TemplateUse
+from labinfer.requests.prompts import ChatPrompt, TemplateUse, parse_prompt
 from labinfer.text.tools import Function, Tool, ToolUse
 
 
@@ -62,3 +63,27 @@ def test_answer_that_goes_on_begins_with_its_own_space(sp_directory, tmp_path):
         state = RequestState(reader.process(0, prompt, SamplingParams()), reader.tokenizer, streams=True)
         state.add(AnswerUpdate(index=0, token_ids=ids, finish_reason=FinishReason.LENGTH))
         assert (state.take_delta(0).text, state.output().completions[0].text) == (text, text)
+
+
+def test_text_parts_of_a_message_are_joined():
+    parts = [{"type": "text", "text": "17 + 25"}, {"type": "text", "text": " = ?"}]
+    messages = [{"role": "system", "content": "Be brief.", "own": 1}, {"role": "user", "content": parts}]
+    for given in (messages, {"messages": messages}):
+        prompt, _ = parse_prompt(given)
+        assert prompt.messages == [messages[0], {"role": "user", "content": "17 + 25 = ?"}]
+    assert messages[1]["content"] is parts
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "content parts of type 'image_url' are not supported: models"),
+        ({"type": "text"}, "Object missing required field `text`"),
+        ("hi", "Expected `object`, got `str`"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_parts_of_a_message_are_refused(part, text):
+    with pytest.raises(UserError) as caught:
+        parse_prompt([{"role": "user", "content": [part]}])
+    assert str(caught.value).startswith(f"content of a message: {text}")
