@@ -93,6 +93,24 @@ def test_accelerator_without_memory_figures_of_torch(fake_device, answer):
 
 
 @pytest.mark.slow
+def test_accelerator_without_any_memory_figures_needs_the_number_of_blocks(fake_device, answer, tmp_path):
+    script = tmp_path / "no_figures.py"
+    script.write_text(
+        f"import runpy, torch\ndel type(torch.npu).mem_get_info\nrunpy.run_path({LAUNCH!r}, run_name='__main__')\n"
+    )
+    env = fake_device("npu", "no-memory-info")
+    (line,) = refusals(run("torchrun", 2, str(script), *PROMPT, "--device", "npu", "-tp", "2", **env))
+    assert line == (
+        "labinfer: error: torch does not tell the free memory of npu:0, which the size of the KV cache depends on; "
+        "give --num-kv-blocks"
+    )
+    (line,) = refusals(run("single", 1, str(script), "probe", "--device", "npu", "--dtype", "float32", **env))
+    assert line.endswith("give a layout by flags, with --num-kv-blocks")
+    done = run("single", 1, str(script), *PROMPT, "--device", "npu", "--num-kv-blocks", "100", **env)
+    assert (done.returncode, done.stdout) == (0, answer), done.text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_mtp_drafts_over_two_accelerators(launcher, fake_device, tmp_path):
     model = make_checkpoint(tmp_path / "model", "qwen3.5")
