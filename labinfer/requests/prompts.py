@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.text.messages import Ending, join_parts
+from labinfer.text.messages import Ending, for_template
 from labinfer.text.tools import ToolUse
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -156,14 +156,8 @@ def _convert(given: Any, tool_use: ToolUse, template_use: TemplateUse) -> Prompt
     if isinstance(given, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in given):
         return TokensPrompt(given)
     if isinstance(given, list) and all(isinstance(message, dict) for message in given):
-        return ChatPrompt([_with_text(message) for message in given], tool_use, template_use)
+        return ChatPrompt([for_template(message) for message in given], tool_use, template_use)
     raise UserError(f"a prompt must be a string, a list of token ids or a list of messages, not {given!r:.80}")
-
-
-def _with_text(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with a string as content, as chat templates take it."""
-    content = message.get("content")
-    return message | {"content": join_parts(content)} if isinstance(content, list) else message
 
 
 def _extras(given: dict[str, Any]) -> dict[str, Any]:

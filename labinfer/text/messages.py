@@ -53,16 +53,23 @@ UNREAD_PARTS = (ImagePart, AudioPart, FilePart)
 Part = TextPart | ImagePart | AudioPart | FilePart
 
 
-def join_parts(content: list[Any]) -> str:
-    """Join the text parts of a message's ``content``, given as dictionaries.
+def for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """Convert a message to the form that chat templates take: text parts are joined, and the arguments of tool calls
+    become objects. Other keys are kept, as templates may use them.
 
     Raises:
-        UserError: a part is invalid, or no text.
+        UserError: a part of the content is invalid or no text, or a tool call is invalid.
     """
+    content, calls, changes = message.get("content"), message.get("tool_calls"), {}
     try:
-        return "".join(part.text for part in msgspec.convert(content, list[Part]))
+        if isinstance(content, list):
+            changes["content"] = "".join(part.text for part in msgspec.convert(content, list[Part]))
+        if calls:
+            changes["content"] = changes.get("content", content)
+            changes["tool_calls"] = [call.as_dict() for call in msgspec.convert(calls, list[PastCall])]
     except msgspec.ValidationError as error:
-        raise UserError(f"content of a message: {error}") from None
+        raise UserError(f"invalid message: {error}") from None
+    return message | changes
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -74,6 +74,17 @@ def test_text_parts_of_a_message_are_joined():
     assert messages[1]["content"] is parts
 
 
+def test_arguments_of_a_past_call_become_an_object():
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 17}'}}
+    prompt, _ = parse_prompt([{"role": "assistant", "tool_calls": [call], "own": 1}])
+    function = {"name": "add", "arguments": {"a": 17}}
+    expected = {"role": "assistant", "content": None, "tool_calls": [call | {"function": function}], "own": 1}
+    assert prompt.messages == [expected]
+    assert parse_prompt(prompt.messages)[0].messages == [expected]
+    with pytest.raises(UserError, match="invalid message: Object missing required field `function`"):
+        parse_prompt([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])
+
+
 @pytest.mark.parametrize(
     ("part", "text"),
     [
@@ -86,4 +97,4 @@ def test_text_parts_of_a_message_are_joined():
 def test_other_parts_of_a_message_are_refused(part, text):
     with pytest.raises(UserError) as caught:
         parse_prompt([{"role": "user", "content": [part]}])
-    assert str(caught.value).startswith(f"content of a message: {text}")
+    assert str(caught.value).startswith(f"invalid message: {text}")
