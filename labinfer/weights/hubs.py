@@ -13,6 +13,8 @@ from labinfer.weights.files import weight_files
 SETTINGS, WEIGHTS = ("*.json", "tokenizer.model", "*.jinja"), ("*.safetensors",)
 """Patterns of the files that are downloaded from a hub: configs and tokenizer, and weights."""
 CONFIG = "config.json"
+HUGGING_FACE = "https://huggingface.co"
+"""URL of the Hugging Face hub unless ``$HF_ENDPOINT`` sets a mirror."""
 MODELSCOPE_IDS = {
     "meta-llama/Llama-2-7b-chat-hf": "modelscope/Llama-2-7b-chat-ms",
     "meta-llama/Meta-Llama-3-8B-Instruct": "LLM-Research/Meta-Llama-3-8B-Instruct",
@@ -66,8 +68,12 @@ class Hub:
         if status == 403:
             return f"if the model is private or gated, set ${self.token_variable} to a token that may read it"
         if status is None or status >= 500:
-            return f"if the {self.title} cannot be reached from here, {self.elsewhere}"
+            return self.unreachable_advice()
         return ""
+
+    def unreachable_advice(self) -> str:
+        """What the user can do if this hub cannot be reached."""
+        return f"if the {self.title} cannot be reached from here, {self.elsewhere}"
 
     def offline_advice(self) -> str:
         """What the user can do about a model that is not in the cache, if the client must not access the network; empty if it may."""
@@ -105,6 +111,16 @@ class HuggingFaceHub(Hub):
         from huggingface_hub.errors import HFValidationError
 
         return "" if isinstance(error, HFValidationError) else super().advice(error)
+
+    def unreachable_advice(self) -> str:
+        from huggingface_hub.constants import ENDPOINT
+
+        if ENDPOINT == HUGGING_FACE:
+            return super().unreachable_advice()
+        return (
+            f"if {ENDPOINT} (set by $HF_ENDPOINT) cannot be reached from here, set another mirror, add --hub modelscope for "
+            "ModelScope, or give a local directory"
+        )
 
     def offline_advice(self) -> str:
         from huggingface_hub.constants import HF_HUB_OFFLINE

@@ -85,7 +85,11 @@ def test_hub_that_cannot_be_reached_is_named_with_the_other_one(hub, ranks, tmp_
     assert done.returncode != 0
     (error,) = done.our_errors
     advice = {"huggingface": "--hub modelscope", "modelscope": "--hub huggingface"}
-    for words in ("cannot be reached", advice[hub], "HF_ENDPOINT=https://hf-mirror.com", "a local directory"):
+    mirror = {
+        "huggingface": f"{env['HF_ENDPOINT']} (set by $HF_ENDPOINT)",
+        "modelscope": "HF_ENDPOINT=https://hf-mirror.com",
+    }
+    for words in ("cannot be reached", advice[hub], mirror[hub], "a local directory"):
         assert words in error
     assert "Qwen/Qwen3-0.6B" in error and len(error) < 600
 

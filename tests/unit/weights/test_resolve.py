@@ -8,10 +8,12 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 
 from labinfer import LLM
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.weights.hubs import HUGGING_FACE, HuggingFaceHub
 from labinfer.weights.resolve import BUNDLED, resolve_model
 
 
@@ -162,3 +164,15 @@ def test_offline_client_is_not_asked_to_download(may_download, monkeypatch):
     ):
         resolve_model("some/model", "", may_download=may_download)
     assert calls == [True]
+
+
+def test_hub_that_cannot_be_reached_is_a_mirror_if_one_is_set(monkeypatch):
+    hub, error = HuggingFaceHub(), OSError("no route")
+    monkeypatch.setattr(constants, "ENDPOINT", HUGGING_FACE)
+    assert "the Hugging Face hub cannot be reached from here, set HF_ENDPOINT=https://hf-mirror.com" in hub.advice(
+        error
+    )
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hf-mirror.com")
+    assert "https://hf-mirror.com (set by $HF_ENDPOINT) cannot be reached from here, set another mirror" in hub.advice(
+        error
+    )
