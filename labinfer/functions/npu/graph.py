@@ -37,23 +37,35 @@ class NpuGraph:
         self._record(batch)
 
     def _record(self, batch: AttentionBatch | None) -> None:
-        self._lengths = None if batch is None else StepLengths(batch.context_lens, is_recorded=True)
-        self._graph = self._capture.record(lambda: self._out.copy_(self._run()), self._lengths)
+        lengths = None if batch is None else StepLengths(batch.context_lens, is_recorded=True)
+        graph = self._capture.record(lambda: self._out.copy_(self._run()), lengths)
+        self._graph, self._lengths = graph, lengths  # only after the capture: lengths describe the calls of the graph
 
     def replay(self, batch: AttentionBatch | None = None) -> None:
-        """Run the captured calls for ``batch``. Calls whose contexts became too long for their block tables are captured anew."""
+        """Run the captured calls for ``batch``. Calls whose contexts became too long for their block tables are captured anew; if
+        that fails, they run without a graph."""
         if batch is not None and self._lengths is not None:
-            if not self._lengths.fits(batch.context_lens):
-                try:
-                    self._record(batch)
-                except NotReplayable:  # several calls for one step, as sequences share too many blocks
-                    with self._capture.attending(StepLengths(batch.context_lens)):
-                        self._out.copy_(self._run())
-                    return
+            if not self._lengths.fits(batch.context_lens) and not self._can_record(batch):
+                with self._capture.attending(StepLengths(batch.context_lens)):
+                    self._out.copy_(self._run())
+                return
             updates = [{"actual_seq_lengths_kv": run.key_lengths(batch.context_lens)} for run in self._lengths.runs]
             if updates:
                 self._graph.update(cpu_update_input=updates)
         self._graph.replay()
+
+    def _can_record(self, batch: AttentionBatch) -> bool:
+        """Capture the calls for ``batch``; False if they cannot be captured, which leaves the earlier graph in place."""
+        if self._capture.is_disabled:
+            return False
+        try:
+            self._record(batch)
+        except NotReplayable:  # several calls for one step, as sequences share too many blocks
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step can run without a graph
+            self._capture.disable(error)
+            return False
+        return True
 
 
 class NpuCapture:
@@ -70,7 +82,8 @@ class NpuCapture:
         self._stream, self._pool = npu.Stream(device), npu.graph_pool_handle()
         self._first: object | None = None
         """Graph that keeps the memory pool alive, which is freed with its last graph."""
-        self._is_broken = False
+        self.is_disabled = False
+        """Whether a capture has failed, after which steps are no longer captured."""
 
     def __call__(
         self,
@@ -78,7 +91,7 @@ class NpuCapture:
         dry_run: Callable[[], torch.Tensor],
         batch: AttentionBatch | None = None,
     ) -> tuple[torch.Tensor, NpuGraph | None]:
-        if self._is_broken:
+        if self.is_disabled:
             return run(), None
         out, waits = watch_waits(run, self._npu)
         if waits:
@@ -92,9 +105,13 @@ class NpuCapture:
         except NotReplayable as error:
             logger.debug("steps run without graph capture: %s", error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step itself has been run
-            self._is_broken = True
-            logger.warning("NPU graphs are disabled on this device, so steps are slower: %s", first_line(error))
+            self.disable(error)
         return out, None
+
+    def disable(self, error: Exception) -> None:
+        """Stop capturing steps because a capture has failed with ``error``. Graphs that exist are still replayed."""
+        self.is_disabled = True
+        logger.warning("NPU graphs are disabled on this device, so steps are slower: %s", first_line(error))
 
     def record(self, calls: Callable[[], torch.Tensor], lengths: StepLengths | None) -> object:
         """Capture ``calls`` into an ``NPUGraph`` without running them.

@@ -209,9 +209,32 @@ def test_captured_attention_goes_on_as_contexts_grow(calls):
 def test_replay_of_sequences_that_share_many_blocks_runs_without_a_graph():
     step = CapturedStep([BLOCKS[:2], BLOCKS[2:3]], [130, 40])
     out, graph = step.capture()
-    batch = step.fill([BLOCKS[:25], BLOCKS[:25]], [3200, 3199])  # 50 blocks of a pool of 40
-    graph.replay(batch)
-    assert_near(out, step.exact(batch), torch.bfloat16)
+    shared = [BLOCKS[:25], BLOCKS[:25]], [3200, 3199]  # 50 blocks of a pool of 40
+    short = [BLOCKS[:2], BLOCKS[2:3]], [140, 60]
+    for tables, contexts in (shared, shared, shared, short, shared, short):
+        step.q.normal_()
+        batch = step.fill(tables, contexts)
+        graph.replay(batch)
+        assert_near(out, step.exact(batch), torch.bfloat16)
+
+
+def test_steps_run_without_a_graph_after_a_replay_fails_to_capture(caplog, monkeypatch):
+    step = CapturedStep([BLOCKS[:2], BLOCKS[2:3]], [130, 40])
+    out, graph = step.capture()
+    attempts = []
+
+    def fail(*arguments, **named):
+        attempts.append(named)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(ops.npu, "graph", fail)
+    long, short = ([BLOCKS[:9], BLOCKS[9:10]], [1100, 7]), ([BLOCKS[:2], BLOCKS[2:3]], [140, 60])
+    for tables, contexts in (long, long, short, long):
+        step.q.normal_()
+        batch = step.fill(tables, contexts)
+        graph.replay(batch)
+        assert_near(out, step.exact(batch), torch.bfloat16)
+    assert len(attempts) == 1 and caplog.text.count("out of memory") == 1
 
 
 def test_steps_that_read_lists_are_not_captured():
