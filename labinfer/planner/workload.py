@@ -159,8 +159,13 @@ def _read_jsonl(
             values = values.get("body", values)
             prompt = _first(values, "input_length", "prompt_tokens")
             if prompt is None:
-                if count_tokens is None or not values.keys() & {"prompt", "prompt_token_ids", "messages"}:
+                if not values.keys() & {"prompt", "prompt_token_ids", "messages"}:
                     raise ValueError
+                if count_tokens is None:
+                    raise UserError(
+                        "prompts are tokenized only by plan --auto without --cluster; give prompt_tokens and output_tokens "
+                        "in each line"
+                    )
                 prompt = count_tokens(line)
             prompt, cached = _count(prompt), values.get("cached_tokens") or 0
             if not isinstance(cached, int) or not 0 <= cached < prompt:

@@ -93,7 +93,7 @@ def test_tokens_that_were_found_in_a_cache_are_not_computed(tmp_path):
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16\n", ":2 is not a row"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
         ('{"input_length": 5, "output_length": 1}\n{"input_length": -5}\n', ":2 is not a request"),
-        ('{"prompt": "text"}\n', ":1 is not a request"),
+        ('{"prompt": "text"}\n', ":1: prompts are tokenized only by plan --auto without --cluster"),
         ('{"input_length": true}\n', ":1 is not a request"),
         ('{"prompt_tokens": 5, "cached_tokens": 5}\n', ":1 is not a request"),
         ('{"prompt_tokens": 5, "cached_tokens": -1}\n', ":1 is not a request"),
