@@ -196,12 +196,12 @@ def _refuse_change(output: str, kind: str, before: dict[str, Any], now: dict[str
         UserError: a value differs; the message names the first one.
     """
     another = "other" if kind.endswith("s") else "another"
-    for name in before.keys() | now.keys():
+    for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if old != new:
             raise UserError(
                 f"--resume: {output} was started with {another} {kind}: {name} was {_shown(old)} and is "
-                f"{_shown(new)}; give the old value, or use --overwrite to start over"
+                f"{_shown(new)}; give the old {kind}, or use --overwrite to start over"
             )
 
 
