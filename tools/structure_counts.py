@@ -75,7 +75,10 @@ EXTENSIONS = {
     ),
     "health channel": ("comm/health_*.py", "comm/rendezvous.py", "comm/listening.py", "base/heartbeat.py"),
     "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
-    "plugins": ("base/plugins.py", "functions/trial.py", "functions/protocol_calls.py", "functions/capture_trial.py"),
+    "plugins": (
+        "base/plugins.py",
+        *(f"functions/{name}.py" for name in ("trial", "protocol_calls", "capture_trial", "drop")),
+    ),
     "copies of accelerators": ("worker/accelerator_copies.py",),
     "thinking budgets": ("worker/logits_processors/thinking_budget.py",),
     "terminal": ("base/standard_error.py", "base/sampling_options.py", "base/other_engines.py"),

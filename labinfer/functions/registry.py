@@ -279,6 +279,10 @@ class FunctionRegistry:
         """All implementations of all functions."""
         return [item for items in self._candidates.values() for item in items]
 
+    def all_candidates(self, function: str) -> list[Implementation]:
+        """All implementations of ``function``, the preferred one last."""
+        return list(self._candidates[function])
+
     def drop(self, function: str, name: str, quantization: str) -> None:
         """Remove the implementation ``name`` of ``function`` for weights in ``quantization``."""
         items = self._candidates[function]

@@ -17,6 +17,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.plugins import PLUGINS
 from labinfer.comm.spmd.accelerator import hardware_name
 from labinfer.functions.calls import CallSetting, FunctionCall
+from labinfer.functions.drop import drop_with_layout
 from labinfer.functions.protocol_calls import protocol_calls
 from labinfer.functions.provider import Provider
 from labinfer.functions.registry import FunctionRegistry, WeightChoice
@@ -107,10 +108,12 @@ def drop_failing(
         return TrialRecord(sorted({finding.key for finding in findings}), list(reversed(failed.values())))
 
     for finding in _remembered(path, implementation_keys, try_all, anew).failed:
-        if overrides.get(finding.function) == finding.name:
+        removed = drop_with_layout(registry, *finding.key)
+        if any(overrides.get(function) == name for function, name in removed):
             raise UserError(f"--functions {finding.text}; fix it, or leave it out")
-        registry.drop(*finding.key)
         logger.warning("kernel dropped, the reference is used: %s", finding.text)
+        if others := ", ".join(f"{function}={name}" for function, name in removed[1:]):
+            logger.warning("kernels dropped that read or pack weights for %s=%s: %s", *finding.key[:2], others)
 
 
 def _remembered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from model_calls import SETTING, all_calls
 from labinfer.base.errors import UserError
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.functions.drop import drop_with_layout
 from labinfer.functions.reference.attention import paged_attention, rotate_and_write
 from labinfer.functions.reference.elementwise import add_rms_norm
 from labinfer.functions.registry import FunctionRegistry, Implementation
@@ -168,6 +170,39 @@ def test_dropped_implementation_is_not_selected():
     registry = registry_of(paged_attention=raises)
     registry.drop("paged_attention", "own", "none")
     assert registry.select(SETTING.device, SETTING.dtype).paged_attention is paged_attention
+
+
+MEMBERS = ("pack_weight", "pack_codes", "linear", "embedding", "make_experts", "experts")
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_layout_that_loses_a_function_is_not_used(member):
+    """Weights packed in it could not be read."""
+    registry, functions = reference_registry(), (*MEMBERS, "gated_linear")
+    own = {function: partial(raises, function) for function in functions}
+    registry.add_all(own, name="own", layout="own", quantization="int8")
+    expected = reference_registry().select(SETTING.device, SETTING.dtype, quantization="int8")
+    dropped = drop_with_layout(registry, member, "own", "int8")
+    assert dropped[0] == (member, "own")
+    found = registry.select(SETTING.device, SETTING.dtype, quantization="int8")
+    experts = ("make_experts", "experts")
+    group = experts if member in experts else ("pack_weight", "pack_codes", "linear", "gated_linear", "embedding")
+    assert {function for function, _ in dropped} == set(group)
+    if member in experts:
+        assert found.experts.packing == expected.experts.packing
+        assert found.experts.experts is expected.experts.experts
+        assert found.matrices["layer"].linear is own["linear"]  # another group
+    else:
+        assert found.matrices == expected.matrices and found.codes["int8"] == expected.codes["int8"]
+        assert found.experts.experts is own["experts"]
+
+
+def test_layout_that_another_implementation_completes_is_kept():
+    registry = reference_registry()
+    registry.add("linear", Implementation(name="own", call=raises, quantization="int8"))
+    registry.add("embedding", Implementation(name="own", call=raises, quantization="int8", devices=("cpu",)))
+    assert drop_with_layout(registry, "embedding", "own", "int8") == [("embedding", "own")]
+    assert registry.select(SETTING.device, SETTING.dtype, quantization="int8").matrices["layer"].linear is raises
 
 
 def test_name_of_another_implementation_is_refused():
