@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +19,11 @@ class CallLock:
 
     Args:
         name: name of the locked object, for error messages.
+        on_acquire: called by a thread when it has acquired the lock.
     """
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, on_acquire: Callable[[], None] = lambda: None):
+        self._name, self._on_acquire = name, on_acquire
         self._lock, self._takeover = threading.Lock(), threading.Lock()
         self._holder: tuple[threading.Thread, Generator | None] | None = None
 
@@ -53,6 +54,7 @@ class CallLock:
         mine = (threading.current_thread(), steps)
         self._enter(mine)
         try:
+            self._on_acquire()
             yield
         finally:
             if self._holder is mine:  # otherwise another thread has taken over the lock

@@ -58,6 +58,36 @@ CLAIMS = {
     ),
 }
 """Code, switches, and what it prints or raises."""
+THREADS = """
+import asyncio, threading, torch
+from labinfer import LLM, AsyncLLM, SamplingParams
+from labinfer.server.host import async_llm
+
+OPTIONS = {"model": "demo", "dtype": "float32", "device": "npu:1", "num_kv_blocks": 64}
+FEW = SamplingParams(max_tokens=2)
+
+def generate():
+    llm.generate(["Hello"], FEW)
+    print("LLM", torch.accelerator.current_device_index())
+
+class Host(async_llm.EngineHost):
+    def run(self):
+        print("AsyncLLM", torch.accelerator.current_device_index())
+        return super().run()
+
+async def main():
+    async with AsyncLLM(**OPTIONS) as llm:
+        await llm.generate("Hello", FEW)
+
+if __name__ == "__main__":
+    with LLM(**OPTIONS) as llm:
+        thread = threading.Thread(target=generate)
+        thread.start()
+        thread.join()
+    async_llm.EngineHost = Host
+    asyncio.run(main())
+"""
+"""Prints the current device of a thread that calls an LLM, and of the AsyncLLM's own thread."""
 FLOAT32 = {"model": "demo", "dtype": "float32", "device": ["npu"]}
 
 
@@ -79,6 +109,20 @@ def test_host_cannot_read_a_card(fake_device):
     code = "import ctypes; x = torch.ones(2, device=NAME); print('made', flush=True); ctypes.string_at(x.data_ptr(), 1)"
     done = run_code(code, **fake_device("npu"))
     assert (done.stdout, done.returncode) == ("made\n", -signal.SIGSEGV)
+
+
+def test_threads_that_run_steps_use_the_second_card(fake_device, tmp_path):
+    """Torch's current device belongs to a thread, and is card 0 in a new one."""
+    script = tmp_path / "threads.py"
+    script.write_text(THREADS)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env=environment(**fake_device("npu")),
+        timeout=120,
+    )
+    assert done.stdout == "LLM 1\nAsyncLLM 1\n", done.stderr
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ class AsyncLLM:
 
     def _run(self, host: EngineHost) -> None:
         try:
+            self._llm.use_device()
             host.run()
         except BaseException as error:  # noqa: BLE001 - callers receive every failure
             if self._llm.group.size > 1:
