@@ -118,7 +118,7 @@ def test_signal_ends_the_run_with_what_was_finished_written(launcher, signum, mo
     assert all(len(record["token_ids"]) == 60 + record["id"] for record in records), (
         "a line holds an unfinished request"
     )
-    assert f"{len(records)} finished" in done.stderr and f"results are in {out}\n" in done.stderr
+    assert f"{len(records)} finished" in done.stderr and f"results so far are in {out}\n" in done.stderr
     wait_for(lambda: not any(is_running(pid) for pid in tree), 5)
 
 
