@@ -13,6 +13,9 @@ import torch
 
 from labinfer.comm.spmd.environment import visible_devices
 
+NO_ALLOCATOR = "is not a DeviceAllocator"
+"""Part of torch's RuntimeError for a device type whose plugin has no memory figures for ``torch.accelerator``."""
+
 
 def memory_info(device: torch.device) -> tuple[int, int] | None:
     """Free and total bytes of an accelerator; None if torch does not tell."""
@@ -62,9 +65,21 @@ def empty_cache() -> None:
 
 
 def _ask(device: torch.device, of_torch: str, of_module: str) -> Any | None:
-    """Result of a function of ``torch.accelerator``, or else of the device type's module; None if neither has it."""
+    """Result of a function of ``torch.accelerator``, or else of the device type's module; None if neither has it.
+
+    Raises:
+        RuntimeError: the device has failed. If ``torch.accelerator`` raises it, the module is asked first, as it may know more.
+    """
     arguments = () if device.index is None else (device.index,)
+    failure: RuntimeError | None = None
     for owner, name in ((torch.accelerator, of_torch), (getattr(torch, device.type, None), of_module)):
-        with suppress(RuntimeError, AttributeError):  # NotImplementedError is a RuntimeError
+        try:
             return getattr(owner, name)(*arguments)
+        except (AttributeError, NotImplementedError):
+            continue
+        except RuntimeError as error:
+            if NO_ALLOCATOR not in str(error):
+                failure = failure or error
+    if failure is not None:
+        raise failure
     return None

@@ -56,6 +56,28 @@ def test_unknown_memory_is_refused_without_a_number_of_blocks(module):
         assert total_memory(CARD) == used_memory(CARD, 0) == 0
 
 
+def test_failure_of_a_device_is_not_taken_for_a_missing_figure(module, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", fail)
+    for own in (None, refuse, fail):
+        if own is not None:
+            module.mem_get_info = own
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            accelerator.memory_info(CARD)
+    module.mem_get_info = lambda index: (10, 20)  # as torch.cuda, which initializes the device first
+    assert accelerator.memory_info(CARD) == (10, 20)
+
+
+def test_plugin_without_an_allocator_of_torch_has_no_figures(module, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("Allocator for npu is not a DeviceAllocator.")
+
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", fail)
+    assert accelerator.memory_info(CARD) is None
+
+
 def test_identifiers_are_uuids_or_what_the_environment_names(module, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert accelerator.accelerator_ids("cuda", 2) == ["3", "5"]
