@@ -22,6 +22,7 @@ class EnergyCounter:
     """Energy counter of one part of a host."""
 
     name: str
+    """Name of the part, unique among the counters of a meter."""
     read: Callable[[], float]
     """Joules since an arbitrary time. An exception says why the counter cannot be read."""
     range: float = 0.0
@@ -97,7 +98,8 @@ def find_packages(root: Path = POWERCAP) -> tuple[list[EnergyCounter], list[str]
     Args:
         root: folder of the zones.
     """
-    counters, missing = [], []
+    counters: list[EnergyCounter] = []
+    missing: list[str] = []
     for zone in sorted(root.glob("intel-rapl:*")):
         try:
             name = _read_text(zone / "name")
@@ -107,6 +109,8 @@ def find_packages(root: Path = POWERCAP) -> tuple[list[EnergyCounter], list[str]
                 continue
             _read_joules(zone / "energy_uj")
             whole = _read_joules(zone / "max_energy_range_uj")
+            if any(counter.name == name for counter in counters):  # a zone of each die, or of each memory controller
+                name = f"{name} ({zone.name})"
             counters.append(EnergyCounter(name=name, read=partial(_read_joules, zone / "energy_uj"), range=whole))
         except PermissionError:
             missing.append(f"needs read permission for {root}/intel-rapl:*/energy_uj")

@@ -40,6 +40,17 @@ def test_packages_and_their_memory_are_counted_once(server, tmp_path):
     assert not meter.missing
 
 
+def test_zones_with_one_name_are_counted_apart(tmp_path):
+    zones = {"intel-rapl:0": ("package-0", 900.0), "intel-rapl:1": ("package-0", 30.0), "intel-rapl:1:0": ("dram", 1.0)}
+    zones["intel-rapl:1:1"] = ("dram", 500.0)
+    folders = [make_zone(tmp_path, zone, *described) for zone, described in zones.items()]
+    meter = EnergyMeter(find_packages(tmp_path)[0])
+    for folder, joules in zip(folders, (905.0, 37.0, 3.0, 501.0), strict=True):
+        set_joules(folder, joules)
+    joules = {"package-0": 5, "package-0 (intel-rapl:1)": 7, "package-0 dram": 2, "package-0 dram (intel-rapl:1:1)": 1}
+    assert meter.read() == pytest.approx(joules)
+
+
 def test_counter_that_wraps_around_goes_on(server, tmp_path):
     meter = EnergyMeter(find_packages(tmp_path)[0])
     set_joules(server["intel-rapl:0"], 50.0)  # from 900, with 1000 in all
