@@ -1,4 +1,4 @@
-"""NVML: energy of NVIDIA GPUs, through the driver's library."""
+"""NVML: energy of NVIDIA GPUs and the version of their driver, through the driver's library."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+VERSION_BYTES = 80
+"""Bytes that NVML needs at most for the driver's version."""
 
 
 def open_energy_counter(device: torch.device, load: Callable[[str], Any] = ctypes.CDLL) -> Callable[[], float]:
@@ -18,12 +21,7 @@ def open_energy_counter(device: torch.device, load: Callable[[str], Any] = ctype
     Raises:
         OSError: the driver's library is missing, or NVML does not know the GPU or its energy (before Volta; a MIG instance).
     """
-    nvml = load("libnvidia-ml.so.1")
-    nvml.nvmlErrorString.restype = ctypes.c_char_p
-
-    def call(name: str, *arguments: Any) -> None:
-        if status := getattr(nvml, name)(*arguments):
-            raise OSError(f"{name}: {nvml.nvmlErrorString(status).decode()}")
+    call = _open(load)
 
     def read() -> float:
         millijoules = ctypes.c_ulonglong()
@@ -31,9 +29,39 @@ def open_energy_counter(device: torch.device, load: Callable[[str], Any] = ctype
         return millijoules.value / 1e3
 
     handle = ctypes.c_void_p()
-    call("nvmlInit_v2")
     # torch's number of a GPU is not NVML's where CUDA_VISIBLE_DEVICES hides some
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
     read()
     return read
+
+
+def driver_version(load: Callable[[str], Any] = ctypes.CDLL) -> str:
+    """Version of the NVIDIA driver, such as ``570.86.15``; empty where NVML is missing or does not tell, as with the cards of other vendors.
+
+    Args:
+        load: loads a library by its name.
+    """
+    text = ctypes.create_string_buffer(VERSION_BYTES)
+    try:
+        _open(load)("nvmlSystemGetDriverVersion", text, VERSION_BYTES)
+    except OSError:
+        return ""
+    return text.value.decode()
+
+
+def _open(load: Callable[[str], Any]) -> Callable[..., None]:
+    """Initialize NVML. Returns a function that calls one of NVML's by name, and raises an OSError if that fails.
+
+    Raises:
+        OSError: the library is missing or fails.
+    """
+    nvml = load("libnvidia-ml.so.1")
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+
+    def call(name: str, *arguments: Any) -> None:
+        if status := getattr(nvml, name)(*arguments):
+            raise OSError(f"{name}: {nvml.nvmlErrorString(status).decode()}")
+
+    call("nvmlInit_v2")
+    return call

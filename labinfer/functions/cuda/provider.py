@@ -10,7 +10,7 @@ import torch
 
 from labinfer.base.errors import first_line
 from labinfer.functions.cuda.graph import CudaCapture
-from labinfer.functions.cuda.nvml import open_energy_counter
+from labinfer.functions.cuda.nvml import driver_version, open_energy_counter
 from labinfer.functions.device import Device
 from labinfer.functions.graph import Capture
 from labinfer.functions.provider import Provider
@@ -63,7 +63,8 @@ class CudaProvider(Provider):
             logger.warning("Triton kernels do not work here: %s; using the slower torch kernels", first_line(error))
             return
         self._device, self._capture = device, CudaCapture(device)
-        self._fingerprint = (triton.__version__, torch.version.cuda, torch.cuda.get_device_name(device))
+        builds = (triton.__version__, torch.version.cuda, torch.version.hip)
+        self._fingerprint = (*builds, driver_version(), torch.cuda.get_device_name(device))
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._device is None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from labinfer.functions.cuda.nvml import open_energy_counter
+from labinfer.functions.cuda.nvml import driver_version, open_energy_counter
 
 CARD = torch.device("cuda", 1)
 
@@ -32,6 +32,11 @@ class Nvml:
 
     def nvmlInit_v2(self) -> int:
         return 0
+
+    def nvmlSystemGetDriverVersion(self, text, size: int) -> int:
+        assert len(text) == size
+        text.value = b"570.86.15"
+        return 3 if self.fails == "nvmlSystemGetDriverVersion" else 0
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle) -> int:
         self.asked = uuid
@@ -71,3 +76,11 @@ def test_error_of_the_driver_names_the_call(name, text):
 def test_host_without_the_driver_names_its_library():
     with pytest.raises(OSError, match="libnvidia-ml"):
         open_energy_counter(CARD, lambda name: ctypes.CDLL(f"{name}.missing"))
+
+
+def test_driver_has_a_version_where_nvml_tells_it():
+    def missing(name: str):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    assert driver_version(lambda name: Nvml()) == "570.86.15"
+    assert driver_version(lambda name: Nvml("nvmlSystemGetDriverVersion")) == driver_version(missing) == ""
