@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.planner.costs import HostCosts
 
@@ -54,6 +56,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks on the machine; 0 for its largest tp_size."""
     count: int = 1
     """Number of equal machines; above 1 their names are ``name-0``, ``name-1``, …"""
+    block_size: int = 0
+    """Tokens per KV block that the devices of the machine prefer; 0 if unknown."""
 
     @property
     def ranks(self) -> int:
@@ -109,6 +113,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             for number in range(machine.count):
                 machines.append(msgspec.structs.replace(machine, name=f"{machine.name}-{number}", count=1))
         return msgspec.structs.replace(self, machines=machines)
+
+    def with_block_size(self, options: EngineOptions) -> EngineOptions:
+        """``options`` with the block size of a launch on all machines: the largest that a machine prefers, unless ``--block-size`` is given."""
+        if options.cache.block_size:
+            return options
+        size = max((machine.block_size for machine in self.machines), default=0)
+        return dataclasses.replace(options, cache=dataclasses.replace(options.cache, block_size=size))
 
     def link(self, a: str, b: str) -> NetworkLink:
         """The link of two machines.
@@ -172,6 +183,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"machine {machine.name} has {machine.num_ranks} ranks; give at least 1, or 0 to use its largest "
                 "tp_size"
+            )
+        if machine.block_size < 0:
+            raise UserError(
+                f"machine {machine.name} has a block_size of {machine.block_size} tokens; give at least 1, or 0 if unknown"
             )
         if not machine.costs:
             raise UserError(f"machine {machine.name} has no costs; probe it")
@@ -238,7 +253,8 @@ def _merge(machines: Sequence[Machine]) -> list[Machine]:
                 f"machine {machine.name!r} was probed with {first.num_ranks} ranks and with {machine.num_ranks}; "
                 "probe it with the same number of ranks each time"
             )
-        by_name[machine.name] = msgspec.structs.replace(first, costs=first.costs + machine.costs)
+        size = max(first.block_size, machine.block_size)
+        by_name[machine.name] = msgspec.structs.replace(first, costs=first.costs + machine.costs, block_size=size)
     return list(by_name.values())
 
 

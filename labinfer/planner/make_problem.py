@@ -37,6 +37,7 @@ def make_problem(
     """The problem of the best layout on the machines of ``cluster``.
 
     Args:
+        options: options of the launch; for its block size see ``Cluster.with_block_size``.
         workload: file for ``read_workload``; empty for requests of default lengths, shortened to the context.
         first: machine of rank 0; empty for any.
         max_position: longest context of the model; 0 if unknown.
@@ -45,6 +46,7 @@ def make_problem(
     Raises:
         UserError: the file is no workload or has requests that are too long, or no machine was probed with matching options.
     """
+    options = cluster.with_block_size(options)
     requests = read_workload(workload, count_tokens=count_tokens) if workload else None
     longest = max((request.prompt + request.output for request in requests.requests), default=0) if requests else 0
     length = options.model.max_model_len or max(DEFAULT_LENGTH, longest)

@@ -51,7 +51,9 @@ def run(
     if own.replay:
         simulation = replay_simulation(own.replay)
     else:
-        simulation = cluster_simulation(Cluster.read(own.cluster, own.link), options)
+        cluster = Cluster.read(own.cluster, own.link)
+        options = cluster.with_block_size(options)
+        simulation = cluster_simulation(cluster, options)
     if options.scheduler.preemption_mode == "swap" and not simulation.spec.num_host_blocks:
         raise UserError(
             "--preemption-mode swap: --cluster has no swap times; use recompute, or --replay of a run that swapped"

@@ -57,7 +57,7 @@ from labinfer.launch.measure.probe_layout import (
     split_machines,
 )
 from labinfer.launch.measure.quota_timer import QuotaTimer
-from labinfer.launch.providers import collectives_backend
+from labinfer.launch.providers import collectives_backend, describe_device
 from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
@@ -152,7 +152,10 @@ def probe_cluster(
     for name, ranks in ranks_by_machine(names).items():
         merged = [merge_ranks(measured) for measured in zip(*(gathered[rank] for rank in ranks), strict=True)]
         costs_by_degree = {costs.tp_size: costs for costs in merged}
-        machines.append(Machine(name=name, costs=list(costs_by_degree.values()), num_ranks=len(ranks)))
+        block_size = max(describe_device(devices[rank].type).block_size for rank in ranks)
+        machines.append(
+            Machine(name=name, costs=list(costs_by_degree.values()), num_ranks=len(ranks), block_size=block_size)
+        )
     on_progress("links")
     links = _find_links(group, names, folder, may_remember=is_known and for_plan)
     if group.rank == 0:

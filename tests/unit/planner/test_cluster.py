@@ -120,6 +120,7 @@ def test_link_without_a_rate_is_refused():
         ([msgspec.structs.replace(machine("a"), count=0)], [], "machine a has a count of 0"),
         ([machine("a"), msgspec.structs.replace(machine("b"), count=-1)], [], "machine b has a count of -1"),
         ([msgspec.structs.replace(machine("a"), num_ranks=-2)], [], "machine a has -2 ranks"),
+        ([msgspec.structs.replace(machine("a"), block_size=-16)], [], "machine a has a block_size of -16 tokens"),
         (
             [Machine(name="a", costs=[make_costs(tp_size=2, all_reduce=Points([1], [0.0]))], num_ranks=1)],
             [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from random_clusters import LAN, make_costs
 
 from labinfer.base.config import EngineOptions
@@ -89,3 +90,15 @@ def test_workload_that_is_longer_than_the_model_allows_is_refused(tmp_path):
     assert make_problem(cluster, EngineOptions(), workload=str(path)).limits.max_model_len == 5050
     with pytest.raises(UserError, match="the context length of 1000"):
         make_problem(cluster, EngineOptions(), workload=str(path), max_position=1000)
+
+
+def test_blocks_are_the_largest_that_a_device_prefers_unless_a_size_is_given():
+    """As those of a launch on the machines, or else the KV cache capacity of the plan would not apply to it."""
+    mixed = make_mixed(FORMS[0])
+    first, second = mixed.machines
+    machines = [structs.replace(first, block_size=16), structs.replace(second, block_size=128)]
+    problem = make_problem(structs.replace(mixed, machines=machines), EngineOptions())
+    assert problem.limits.block_size == 128 and dict(problem.options)["block_size"] == "128"
+    given = EngineOptions.from_flat({"block_size": 32})
+    assert make_problem(structs.replace(mixed, machines=machines), given).limits.block_size == 32
+    assert make_problem(mixed, EngineOptions()).limits.block_size == 16

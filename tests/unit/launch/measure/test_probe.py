@@ -23,6 +23,7 @@ from labinfer.launch.measure.cost_file import read_costs, write_costs
 from labinfer.launch.measure.layer_fit import fit_layer
 from labinfer.launch.measure.probe import probe_cluster
 from labinfer.launch.measure.probe_layout import all_degrees, kind_name, layer_places, measured_bytes, split_machines
+from labinfer.launch.providers import describe_device
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config
 from labinfer.planner.cluster import Cluster, MachinePairLink, NetworkLink
@@ -66,6 +67,10 @@ def probed(request, tmp_path_factory):
 def test_costs_are_measured_once(probed):
     assert probed.again.machines[0].costs[0].layer_kinds == probed.cluster.machines[0].costs[0].layer_kinds
     assert "loading some layers" not in probed.texts
+
+
+def test_machine_has_the_block_size_of_its_devices(probed):
+    assert [machine.block_size for machine in probed.cluster.machines] == [describe_device("cpu").block_size]
 
 
 def test_costs_are_measured_anew_where_that_is_asked_for(probed, monkeypatch):
