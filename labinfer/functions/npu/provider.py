@@ -5,24 +5,32 @@ from __future__ import annotations
 import logging
 from functools import partial
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
 from labinfer.base.errors import first_line
 from labinfer.functions.device import Device
 from labinfer.functions.graph import Capture
-from labinfer.functions.npu import elementwise, experts, products, route
-from labinfer.functions.npu.attention import NpuAttention
-from labinfer.functions.npu.graph import NpuCapture
 from labinfer.functions.provider import Provider
 from labinfer.functions.reference import linear, quantized
 from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, FunctionRegistry
 from labinfer.functions.stacked_experts import StackedExperts
 from labinfer.native.compiler import OnProgress
+from labinfer.weights.codes import QuantLayout
+
+if TYPE_CHECKING:
+    from labinfer.functions.npu.attention import NpuAttention
 
 logger = logging.getLogger(__name__)
 
-DTYPES = (*elementwise.HALF_DTYPES, torch.float32)
+
+def multiplies(form: QuantLayout) -> bool:
+    """``Device.multiplies`` of NPUs, see ``products.multiplies``."""
+    # ranks without an NPU read the description of the device, and need the operators' modules only for such checkpoints
+    from labinfer.functions.npu import products
+
+    return products.multiplies(form)
 
 
 class NpuProvider(Provider):
@@ -37,7 +45,7 @@ class NpuProvider(Provider):
         collectives="hccl",
         block_size=128,  # that for which attention serves prompts, too
         captures=lambda tp_size: tp_size == 1,
-        multiplies=products.multiplies,
+        multiplies=multiplies,
     )
 
     def __init__(self, ops: ModuleType | None = None):
@@ -49,6 +57,8 @@ class NpuProvider(Provider):
     def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
         if self._ops is None and device.type != "npu":
             return
+        from labinfer.functions.npu.attention import NpuAttention
+
         try:
             if self._ops is None:
                 import torch_npu  # where the vendor's packages are installed
@@ -67,7 +77,10 @@ class NpuProvider(Provider):
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._device is None:
             return
+        from labinfer.functions.npu import elementwise, experts, products, route
+
         ops, npu = self._ops, {"name": "npu", "devices": ("npu",)}
+        all_dtypes = (*elementwise.HALF_DTYPES, torch.float32)
         own = elementwise.NpuElementwise(ops)
         calls = {
             "add_rms_norm": own.add_rms_norm,
@@ -75,7 +88,7 @@ class NpuProvider(Provider):
             "rotate_and_write": own.rotate_and_write,
             "route": partial(route.route, ops),
         }
-        registry.add_all(calls, dtypes=DTYPES, **npu)
+        registry.add_all(calls, dtypes=all_dtypes, **npu)
         half = npu | {"dtypes": elementwise.HALF_DTYPES}
         registry.add_all({"paged_attention": self._attention}, **half)
         int8_linear = partial(products.int8_linear, ops)
@@ -98,11 +111,15 @@ class NpuProvider(Provider):
         }
         for quantization, of_matrices in matrices.items():
             mixture = {"make_experts": partial(StackedExperts, *of_matrices), "experts": multiply}
-            dtypes = DTYPES if quantization == "none" else elementwise.HALF_DTYPES
+            dtypes = all_dtypes if quantization == "none" else elementwise.HALF_DTYPES
             registry.add_all(mixture, quantization=quantization, layout="stacks", **npu | {"dtypes": dtypes})
 
     def fingerprint(self) -> tuple[object, ...]:
         return self._fingerprint
 
     def capture(self) -> Capture | None:
-        return None if self._device is None else NpuCapture(self._ops.npu, self._attention, self._device)
+        if self._device is None:
+            return None
+        from labinfer.functions.npu.graph import NpuCapture
+
+        return NpuCapture(self._ops.npu, self._attention, self._device)
