@@ -75,13 +75,19 @@ class DecodeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureCase:
-    """Trial of a provider's capture with the functions that a run would select."""
+    """Trial of a provider's capture with the functions that a run would select. A selection that raises is its failure."""
 
     name: str
     """Name of the provider."""
     make_capture: Callable[[], Capture]
-    functions: Functions
+    select: Callable[[], Functions]
+    """Selects the functions of the step."""
     setting: CallSetting
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Function, name and quantization of the finding."""
+        return self.finding("works").key
 
     def finding(self, verdict: Verdict, detail: str = "") -> Finding:
         """The result of this case."""
@@ -102,7 +108,9 @@ class CaptureCase:
     def run(self) -> Finding:
         """Capture a step, replay it as the next step, and compare both with the step's calls."""
         try:
-            eager, captured = (DecodeStep(self.functions, self.setting) for _ in range(2))
+            functions = self.select()
+            setting = replace(self.setting, tiled_cache=functions.tiled_cache)
+            eager, captured = DecodeStep(functions, setting), DecodeStep(functions, setting)
             batch = captured.batch
             out, graph = self.make_capture()(
                 lambda: captured.run(batch), lambda: captured.run(for_dry_run(batch)), batch

@@ -44,7 +44,11 @@ CACHE_TARGETS = ("rotate_and_write", "paged_attention", "write_latent", "latent_
 CPU = torch.device("cpu")
 TIMED_CALLS = 5
 
-Verdict = Literal["works", "wrong", "raises", "crashes", "hangs"]
+Verdict = Literal["works", "wrong", "raises", "crashes", "hangs", "lacks memory", "not tried", "unknown"]
+PASSING = ("works", "unknown")
+"""Each ``Verdict`` with which an implementation is kept."""
+TRANSIENT = ("hangs", "lacks memory", "not tried")
+"""Verdicts that may be others at the next start, so they are not cached."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Function, implementation and what is wrong with it, as a sentence."""
         tokens = f"{self.rows} token{'s' * (self.rows > 1)} in {self.dtype}"
+        if self.verdict == "not tried":
+            return f"{self.function}={self.name} not tried: {self.detail}"
         verb = "" if self.verdict == "wrong" else f"{self.verdict}: "
         return f"{self.function}={self.name} {verb}{self.detail}, for {tokens}"
 
@@ -137,6 +143,11 @@ class TrialCase:
     @property
     def function(self) -> str:
         return self.call.target.rpartition(".")[2]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Function, name and quantization of the implementation."""
+        return self.function, self.item.name, self.quantization
 
     def finding(self, verdict: Verdict, detail: str = "", seconds: Sequence[float] = (0.0, 0.0)) -> Finding:
         """The result of this case."""
@@ -210,12 +221,15 @@ class Trials:
 
     def run(self, case: TrialCase) -> Finding:
         """Compare one implementation with the reference in one case; it may raise anything."""
-        expected = self._expect(case)
+        try:
+            expected = self._expect(case)
+        except Exception as error:  # noqa: BLE001 - no fault of the implementation, whatever it is
+            return case.finding("unknown", f"the reference has no such call: {describe_error(error)}")
         try:
             with PLUGINS.blame(case.item.plugin):
                 results = _run(case.call, case.item.call, case.pack, case.rows, case.setting)
         except Exception as error:  # noqa: BLE001 - kernels raise whatever their libraries raise
-            return case.finding("raises", describe_error(error))
+            return case.finding("lacks memory" if _lacks_memory(error) else "raises", describe_error(error))
         problems = [_first_difference(results, right, case.item.tolerance) for right in expected]
         if all(problems):
             packed = f" (with its {case.call.packer})" if hasattr(case.call, "packer") else ""
@@ -276,6 +290,11 @@ class Trials:
             return own, reference
         except Exception:  # noqa: BLE001 - the reference may lack an operation on this device, which its own case reports
             return 0.0, 0.0
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an error says that the memory of the host or of the device is exhausted."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower()
 
 
 def _gated_linear(

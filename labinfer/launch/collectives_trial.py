@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import torch
 
-import labinfer
 from labinfer.base.plugins import PLUGINS, PluginSource, describe_error
 from labinfer.comm.communicator import Communicator
+from labinfer.comm.group.signals import die_with_parent
 from labinfer.comm.progress import Progress
 from labinfer.comm.spmd.devices import DeviceName, use_device
 from labinfer.comm.torch_dist import TorchCommunicator
 from labinfer.functions.trial import TOLERANCES, Finding, dtype_name
+from labinfer.launch.json_child import JsonChild
 from labinfer.launch.providers import collectives_backend
 
 SIZES = (1, 1009)
@@ -40,40 +42,25 @@ class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def try_collectives(device_type: str) -> list[Finding]:
     """Findings about the collectives between devices 0 and 1 of a type, or between two processes on CPUs."""
-    command = [sys.executable, "-m", "labinfer.launch.collectives_trial"]
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as errors:
-        processes = []
-        for rank in range(RANKS):
-            process = subprocess.Popen(
-                command,
-                cwd=Path(labinfer.__file__).parent.parent,  # so that the process finds this package
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-            )
-            request = CollectivesRequest(
-                device_type=device_type, rank=rank, store=os.path.join(folder, "store"), plugins=PLUGINS.loaded
-            )
-            process.stdin.write(msgspec.json.encode(request))
-            process.stdin.close()
-            process.stdin = None  # else ``communicate`` flushes it
-            processes.append(process)
-        verdict, detail, output = "", "", b""
+    verdict, detail, lines = "", "", []
+    deadline = time.monotonic() + LIMIT
+    with contextlib.ExitStack() as stack:
+        store = os.path.join(stack.enter_context(tempfile.TemporaryDirectory()), "store")
         try:
-            output, _ = processes[0].communicate(timeout=LIMIT)
-            statuses = [process.wait(LIMIT) for process in processes]
-            if any(statuses):
-                errors.seek(0)
-                said = errors.read().decode(errors="replace").strip().splitlines()
-                verdict, detail = "crashes", f"exit codes {statuses[0]} and {statuses[1]} {''.join(said[-1:]):.200}"
-        except subprocess.TimeoutExpired as error:
-            output, verdict, detail = error.stdout or b"", "hangs", f"no end within {LIMIT:g} s"
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-                process.stdout.close()
-    findings = [msgspec.json.decode(line, type=Finding) for line in output.split(b"\n")[:-1]]
+            children = []
+            for rank in range(RANKS):
+                request = CollectivesRequest(device_type=device_type, rank=rank, store=store, plugins=PLUGINS.loaded)
+                children.append(stack.enter_context(JsonChild("labinfer.launch.collectives_trial", request)))
+            lines += children[0].lines(deadline)
+            codes = [child.exit_code(deadline) for child in children]
+            if None in codes:
+                verdict, detail = "hangs", f"no end within {LIMIT:g} s"
+            elif any(codes):
+                said = next(filter(None, (child.last_error() for child in children)), "")
+                verdict, detail = "crashes", f"exit codes {codes[0]} and {codes[1]} {said:.200}"
+        except OSError as error:
+            verdict, detail = "crashes", str(error)
+    findings = [msgspec.json.decode(line, type=Finding) for line in lines]
     failed = make_finding("collectives", device_type, DTYPES[0], verdict, detail)
     return [*findings, failed] if verdict else findings
 
@@ -137,6 +124,7 @@ def _try_call(
 
 def main() -> None:
     """Read a ``CollectivesRequest`` from standard input; rank 0 writes one finding per line to standard output."""
+    die_with_parent(signal.SIGKILL)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=CollectivesRequest)
     output = os.dup(1)
     os.dup2(2, 1)  # libraries may print

@@ -45,6 +45,7 @@ class LoadedDraftModel:
         layout: layout of the target model.
         providers: function providers, prepared for this rank's device.
         weight_cache: cache of packed weights; None to disable it.
+        anew: whether to ignore cached results of kernel trials.
 
     Raises:
         UserError: the draft model is not found, or cannot draft for the target model.
@@ -58,12 +59,13 @@ class LoadedDraftModel:
         *,
         providers: list[Provider],
         weight_cache: WeightCache | None,
+        anew: bool = False,
     ):
         self.directory, self.layout = plan_draft_model(options, group.environment, layout, group.everyone)
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
         self._device, self._dtype = torch_device(self.layout.devices[0]), self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
-        try_functions(self.layout, self.place, registry, {}, providers)  # at the draft model's sizes
+        try_functions(self.layout, self.place, registry, {}, providers, anew=anew)  # at the draft model's sizes
         self._functions = self.layout.select_functions(self.place, registry)
         checkpoint = open_model(self.directory).open_weights()
         check_checkpoint(
@@ -170,7 +172,8 @@ def load_draft_model(
 ) -> LoadedDraftModel:
     """Load the draft model of ``options`` on this rank; see ``LoadedDraftModel``."""
     own = draft_options(options, options.scheduler.speculative_config.model, layout)
-    return LoadedDraftModel(group, own, layout, providers=providers, weight_cache=weight_cache)
+    is_anew = options.model.autotune == "again"  # of the target model: a draft model is not autotuned
+    return LoadedDraftModel(group, own, layout, providers=providers, weight_cache=weight_cache, anew=is_anew)
 
 
 def load_draft_model_beside(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import subprocess
-import sys
-import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,29 +22,50 @@ from labinfer.functions.drop import drop_with_layout
 from labinfer.functions.protocol_calls import protocol_calls
 from labinfer.functions.provider import Provider
 from labinfer.functions.registry import FunctionRegistry, WeightChoice
-from labinfer.functions.trial import TRIED_ROWS, Finding, Trials, is_tried, make_cases
+from labinfer.functions.trial import PASSING, TRANSIENT, TRIED_ROWS, Finding, TrialCase, Trials, is_tried, make_cases
+from labinfer.launch.json_child import JsonChild
 from labinfer.launch.providers import reference_registry
-from labinfer.launch.trial_process import CallSpec, SettingSpec, TrialMessage, TrialRequest, run_cases
+from labinfer.launch.trial_process import (
+    HANG_SECONDS,
+    CallSpec,
+    CaseList,
+    Complete,
+    Key,
+    Message,
+    SettingSpec,
+    TrialRequest,
+    run_cases,
+)
 from labinfer.native.cache_file import Damaged, digest, locked, read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
-FORM = 1
+FORM = 2
 """Version of the trials and of their files. Files of other versions are not used."""
 SECONDS = 2.0
 """Time budget in seconds of the trials at a start, beyond which each implementation has one case."""
-LIMIT = 60.0
+LIMIT = 90.0
 """Seconds after which the process that tries is given up."""
-
-Key = tuple[str, str, str]
-"""Function, implementation and quantization."""
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
-    """Result of the trials of one device, model and set of versions."""
+    """Results of the trials of one device, model and set of versions. Results that may be others at the next start are not in it."""
 
     tried: list[Key]
     failed: list[Finding]
+
+
+@dataclass(kw_only=True)
+class TrialOutcome:
+    """Results of a trial process."""
+
+    findings: list[Finding] = field(default_factory=list)
+    keys: set[Key] | None = None
+    """Implementations that the process has; None if it did not get as far as listing them."""
+    num_cases: int = 0
+    """Number of cases that the process has; 0 without ``keys``."""
+    problem: str = "it had no result"
+    """Why the process did not run all its cases; empty if it did."""
 
 
 def drop_failing(
@@ -77,6 +99,8 @@ def drop_failing(
         return
     calls = [*dict.fromkeys(model_calls), *protocol_calls()]
     cases = list(make_cases(registry, [setting], calls))
+    if not cases:  # those of a plugin may be for other devices
+        return
     request = TrialRequest(
         device=str(setting.device),
         settings=[SettingSpec.from_setting(setting)],
@@ -86,95 +110,131 @@ def drop_failing(
         plugins=PLUGINS.loaded,
         seconds=SECONDS,
     )
-    implementation_keys = list(dict.fromkeys(case.finding("works").key for case in cases))
-    circumstances = (
-        (FORM, labinfer.__version__, torch.__version__, TRIED_ROWS, _hardware(setting.device)),
-        [provider.fingerprint() for provider in providers],
-        (PLUGINS.computing_code(), request.settings, request.calls, group_size, weights, implementation_keys),
-    )
-    path = None if cache is None else cache / f"trials-{digest(*circumstances)}.json"
+    keys = list(dict.fromkeys(case.key for case in cases))
+    versions = (FORM, labinfer.__version__, torch.__version__, TRIED_ROWS, _hardware(setting.device))
+    fingerprints = [provider.fingerprint() for provider in providers]
+    described = (PLUGINS.computing_code(), request.settings, request.calls, group_size, weights, keys)
+    path = None if cache is None else cache / f"trials-{digest(versions, fingerprints, described)}.json"
 
-    def try_all() -> TrialRecord:
-        findings = try_in_process(request, LIMIT)
-        tried = {finding.key for finding in findings}
-        rest = [case for case in cases if case.finding("works").key not in tried]
+    def try_others(known: Sequence[Key]) -> list[Finding]:
+        rest = [case for case in cases if case.key not in known]
+        trials = Trials(reference_registry(group_size, weights))
+        return _findings(rest, trials, msgspec.structs.replace(request, known=list(known)))
 
-        def keep(message: TrialMessage) -> None:
-            if message.has_ended:
-                findings.append(message.finding)
-
-        run_cases(rest, Trials(reference_registry(group_size, weights)), keep, seconds=SECONDS)
-        failed = {finding.key: finding for finding in reversed(findings) if finding.verdict != "works"}
-        return TrialRecord(sorted({finding.key for finding in findings}), list(reversed(failed.values())))
-
-    for finding in _remembered(path, implementation_keys, try_all, anew).failed:
+    for finding in _failed(path, keys, try_others, anew=anew):
         removed = drop_with_layout(registry, *finding.key)
         if any(overrides.get(function) == name for function, name in removed):
-            raise UserError(f"--functions {finding.text}; fix it, or leave it out")
+            advice = "start again to try it" if finding.verdict in TRANSIENT else "fix it"
+            raise UserError(f"--functions {finding.text}; {advice}, or leave it out")
         logger.warning("kernel dropped, the reference is used: %s", finding.text)
         if others := ", ".join(f"{function}={name}" for function, name in removed[1:]):
             logger.warning("kernels dropped that read or pack weights for %s=%s: %s", *finding.key[:2], others)
 
 
-def _remembered(
-    path: Path | None, implementation_keys: Sequence[Key], make: Callable[[], TrialRecord], anew: bool
-) -> TrialRecord:
-    """The record in a cache file, or else a new one, which is kept there. One process at a time makes it."""
-    if path is not None and not anew and (record := _read(path, implementation_keys)) is not None:
-        return record
+def _findings(cases: Sequence[TrialCase], trials: Trials, request: TrialRequest) -> list[Finding]:
+    """Findings about ``cases``: those of a trial process, and those of this process about implementations that the other lacks.
+
+    An implementation that the trial process has but did not reach is not run in this process, which it could end or block. It has a
+    finding "not tried".
+    """
+    outcome = try_in_process(request, LIMIT)
+    if outcome.problem:
+        logger.info("the process that tries kernels: %s", outcome.problem)
+    findings, keys = outcome.findings, outcome.keys or set()
+    run_cases(
+        [case for case in cases if case.key not in keys],
+        trials,
+        lambda message: findings.append(message.finding) if message.has_ended else None,
+        seconds=SECONDS,
+    )
+    findings = [
+        finding for finding in findings if finding.verdict != "not tried"
+    ]  # further cases, beyond the time budget
+    known = {finding.key for finding in findings}
+    missing = {case.key: case for case in reversed(cases) if case.key not in known}
+    return [*findings, *(case.finding("not tried", outcome.problem) for case in missing.values())]
+
+
+def _failed(
+    path: Path | None, keys: Sequence[Key], try_others: Callable[[Sequence[Key]], list[Finding]], *, anew: bool
+) -> list[Finding]:
+    """Findings about implementations that fail: those in a cache file, and new ones, which are added to the file if they are lasting.
+    One process at a time makes new ones.
+
+    Args:
+        keys: implementations that the file must have, or that are tried.
+        try_others: gives findings about all implementations but those of its argument.
+        anew: whether to ignore the file.
+    """
+    known = _read(path, anew)
+    if set(keys) <= set(known.tried):
+        return known.failed
     logger.info("trying the kernels of this device and of plugins once")
-    if path is None:
-        return make()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked(path.with_suffix(".lock"), LIMIT, lambda: logger.debug("another process tries these kernels")):
-        if not anew and (record := _read(path, implementation_keys)) is not None:
-            return record
-        record = make()
-        try:
-            write_sealed(path, msgspec.json.encode(record))
-        except OSError as error:
-            logger.info("the results of the trials could not be saved: %s", error)
-        return record
+    with contextlib.ExitStack() as stack:
+        if path is not None:
+            with contextlib.suppress(OSError):  # reported when the file is written
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            on_wait = partial(logger.debug, "another process tries these kernels")
+            stack.enter_context(locked(path.with_suffix(".lock"), LIMIT, on_wait))
+            known = _read(path, anew)
+        rest = set(keys) - set(known.tried)
+        findings = try_others(known.tried) if rest else []
+        failed = {finding.key: finding for finding in reversed(findings) if finding.verdict not in PASSING}
+        transient = {key for key, finding in failed.items() if finding.verdict in TRANSIENT}
+        lasting = [finding for key, finding in failed.items() if key not in transient]
+        record = TrialRecord(sorted({*known.tried, *rest} - transient), [*known.failed, *reversed(lasting)])
+        if path is not None and rest:
+            try:
+                write_sealed(path, msgspec.json.encode(record))
+            except OSError as error:
+                logger.info("the results of the trials could not be saved: %s", error)
+    return [*record.failed, *(failed[key] for key in keys if key in transient)]
 
 
-def _read(path: Path, implementation_keys: Sequence[Key]) -> TrialRecord | None:
-    """A cached record; None without one that has all ``implementation_keys`` implementations."""
+def _read(path: Path | None, anew: bool) -> TrialRecord:
+    """A cached record; an empty one without a usable file."""
     try:
-        record = msgspec.json.decode(read_sealed(path), type=TrialRecord)
-        return record if set(implementation_keys) <= set(record.tried) else None
+        if path is not None and not anew:
+            return msgspec.json.decode(read_sealed(path), type=TrialRecord)
     except FileNotFoundError:
-        return None
+        pass
     except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
         logger.warning("%s is ignored (%s); the kernels are tried again", path, error)
-        return None
+    return TrialRecord([], [])
 
 
-def try_in_process(request: TrialRequest, limit: float) -> list[Finding]:
-    """Findings of another process, which runs the cases of ``request``; those that it had after ``limit`` seconds."""
-    command = [sys.executable, "-m", "labinfer.launch.trial_process"]
-    folder = Path(labinfer.__file__).parent.parent  # so that the process finds this package
-    with tempfile.TemporaryFile() as errors:
-        try:
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                input=msgspec.json.encode(request),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                timeout=limit,
-                check=False,
-            )
-            output, problem = done.stdout, f"exit code {done.returncode}" if done.returncode else ""
-        except subprocess.TimeoutExpired as error:
-            output, problem = error.stdout or b"", f"no end within {limit:g} s"
-        except OSError as error:
-            output, problem = b"", str(error)
-        errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
-    lines = output.split(b"\n")[:-1]  # the last one may be incomplete
-    if problem or not lines:
-        logger.info("the process that tries kernels: %s", " ".join([problem, *said[-1:]]).strip() or "no result")
-    return [msgspec.json.decode(line, type=Finding) for line in lines]
+def try_in_process(request: TrialRequest, limit: float) -> TrialOutcome:
+    """Results of another process, which runs the cases of ``request``; those that it had after ``limit`` seconds."""
+    outcome, is_complete, running, begin = TrialOutcome(), False, None, 0.0
+    deadline = time.monotonic() + limit
+    try:
+        with JsonChild("labinfer.launch.trial_process", request) as child:
+            for line in child.lines(deadline):
+                message = msgspec.json.decode(line, type=Message)
+                if isinstance(message, CaseList):
+                    outcome.keys, outcome.num_cases = set(message.keys), message.num_cases
+                elif isinstance(message, Complete):
+                    is_complete = True
+                elif message.has_ended:
+                    outcome.findings.append(message.finding)
+                    running = None
+                else:
+                    running, begin = message.finding, time.monotonic()
+            if is_complete:
+                outcome.problem = ""
+                return outcome
+            status, said = child.exit_code(deadline), child.last_error()
+    except OSError as error:
+        outcome.problem = str(error)
+        return outcome
+    if status is not None:
+        outcome.problem = f"it ended early with exit code {status}: {said}".removesuffix(": ")
+        return outcome
+    outcome.problem = f"no time in the {limit:g} s of the trials"
+    if running is not None and (silence := time.monotonic() - begin) > HANG_SECONDS:
+        detail = f"no result within {silence:.0f} s"
+        outcome.findings.append(msgspec.structs.replace(running, verdict="hangs", detail=detail))
+    return outcome
 
 
 def _hardware(device: torch.device) -> str:

@@ -7,13 +7,14 @@ ends or is silent for too long, the implementation it was trying is at fault, an
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,18 +23,22 @@ import torch
 from labinfer.base.plugins import PLUGINS, PluginSource, describe_error
 from labinfer.base.registry import REGISTRY
 from labinfer.base.standard_error import write_error
+from labinfer.comm.group.signals import die_with_parent
 from labinfer.functions.calls import CallSetting, FunctionCall
 from labinfer.functions.capture_trial import CaptureCase
 from labinfer.functions.registry import WeightChoice
-from labinfer.functions.trial import Finding, TrialCase, Trials, Verdict, is_tried, make_cases
+from labinfer.functions.trial import PASSING, Finding, TrialCase, Trials, Verdict, is_tried, make_cases
 from labinfer.launch.providers import make_providers, make_registry, reference_registry
 
+FIRST_SECONDS = 30.0
+"""Seconds without a result after which an implementation counts as hanging in its first case, for which it may be compiled."""
 HANG_SECONDS = 5.0
-"""Silence after which an implementation counts as hanging."""
+"""Seconds without a result after which an implementation counts as hanging in a later case."""
 READY_SECONDS = 60.0
 """Maximum time in which the providers get ready."""
-LEAST_LIMIT = 30
-"""Seconds beyond the time budget after which a fork ends by itself, should the process be gone."""
+
+Key = tuple[str, str, str]
+"""Function, implementation and quantization."""
 
 
 class SettingSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +93,8 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Group size of int4: inputs that share a scale."""
     weights: WeightChoice = "auto"
     plugins: list[PluginSource] = []
+    known: list[Key] = []
+    """Implementations that are not tried, as their results are cached."""
     tries_all: bool = False
     """Whether to try all implementations, also those of the CPU and the reference, in all cases, and to time them."""
     seconds: float
@@ -101,26 +108,40 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
         registry = make_registry(providers, self.group_size, self.weights)
         settings = [spec.on(device) for spec in self.settings]
         chosen = (lambda item, device: True) if self.tries_all else is_tried
-        yield from make_cases(registry, settings, [spec.make() for spec in self.calls], chosen)
+        calls, known = [spec.make() for spec in self.calls], set(self.known)
+        cases = make_cases(registry, settings, calls, chosen)
+        yield from (case for case in cases if case.key not in known)
         if self.tries_all:
             for provider in providers:
                 if provider.capture() is not None:
+                    name = type(provider).__name__
                     for setting in settings:
-                        functions = registry.select(device, setting.dtype)
-                        setting = replace(setting, tiled_cache=functions.tiled_cache)
-                        name = type(provider).__name__
-                        yield CaptureCase(
-                            name=name, make_capture=provider.capture, functions=functions, setting=setting
-                        )
+                        select = partial(registry.select, device, setting.dtype)
+                        yield CaptureCase(name=name, make_capture=provider.capture, select=select, setting=setting)
 
 
-class TrialMessage(msgspec.Struct, frozen=True, array_like=True):
-    """TrialMessage of a fork about one case."""
+class CaseList(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """First message of a fork: what it has."""
+
+    keys: list[Key]
+    """Implementations that have cases."""
+    num_cases: int
+
+
+class Complete(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Last message of a fork that has run all its cases."""
+
+
+class TrialMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Message of a fork about the start or the end of one case."""
 
     index: int
     finding: Finding
     """Finding of the case; before its end, the finding that holds if the fork ends or hangs."""
     has_ended: bool
+
+
+Message = CaseList | TrialMessage | Complete
 
 
 def run_cases(
@@ -136,7 +157,7 @@ def run_cases(
     """Run cases, and report before and after each.
 
     Args:
-        seconds: time budget; beyond, only the first case of each implementation is run.
+        seconds: time budget; beyond, only the first case of each implementation and dtype is run. Other cases are "not tried".
         begin: index of the first case to run.
         failed: ``_key`` of implementations that are not run again.
         stops_at_failure: whether the further cases of an implementation that failed are not run.
@@ -144,14 +165,17 @@ def run_cases(
     deadline, failed, tried = time.monotonic() + seconds, set(failed), set()
     for index, case in enumerate(cases):
         started = case.finding("hangs")
-        is_late = time.monotonic() > deadline and _key(started) in tried
-        if index < begin or _key(started) in failed or is_late:
+        if index < begin or _key(started) in failed:
+            continue
+        if time.monotonic() > deadline and _key(started) in tried:
+            late = case.finding("not tried", f"beyond the {seconds:g} s of the trials")
+            on_message(TrialMessage(index, late, True))
             continue
         tried.add(_key(started))
         on_message(TrialMessage(index, started, False))
         finding = case.run() if isinstance(case, CaptureCase) else trials.run(case)
         on_message(TrialMessage(index, finding, True))
-        if finding.verdict != "works" and stops_at_failure:
+        if finding.verdict not in PASSING and stops_at_failure:
             failed.add(_key(finding))
 
 
@@ -159,9 +183,9 @@ def _key(finding: Finding) -> tuple[str, str, str, str]:
     return (*finding.key, finding.dtype)
 
 
-def follow_forks(request: TrialRequest, on_finding: Callable[[Finding], None]) -> None:
-    """Run the cases of ``request`` in forks, and report each finding."""
-    begin, failed = 0, []
+def follow_forks(request: TrialRequest, on_message: Callable[[Message], None]) -> None:
+    """Run the cases of ``request`` in forks, and pass on their messages. ``Complete`` is missing if a fork fails outside of a case."""
+    begin, failed, started = 0, [], set()
     while True:
         source, sink = os.pipe()
         pid = os.fork()
@@ -169,19 +193,25 @@ def follow_forks(request: TrialRequest, on_finding: Callable[[Finding], None]) -
             os.close(source)
             _run_fork(request, begin, failed, sink)
         os.close(sink)
-        running, silence = _follow(source, on_finding)
-        os.close(source)
-        if silence:
-            os.kill(pid, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        silence = math.inf  # kills the fork if this process cannot pass on its messages
+        try:
+            running, silence = _follow(source, on_message, started)
+        finally:
+            os.close(source)
+            if silence:
+                os.kill(pid, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if running is None:
-            if silence or status:
+            if silence or status not in (0, 1):  # a fork that raises has told why
                 how = f"is silent for {silence:g} s" if silence else _how_ended(status)
                 write_error(f"the process that prepares the functions of {request.device} {how}\n")
             return
         verdict: Verdict = "hangs" if silence else "crashes"
+        if status == -signal.SIGKILL and not silence:
+            verdict = "lacks memory"  # nothing but the kernel's out-of-memory killer sends it
         detail = f"no result within {silence:g} s" if silence else _how_ended(status)
-        on_finding(msgspec.structs.replace(running.finding, verdict=verdict, detail=detail))
+        finding = msgspec.structs.replace(running.finding, verdict=verdict, detail=detail)
+        on_message(TrialMessage(running.index, finding, True))
         begin = running.index + 1
         failed.append(_key(running.finding))
 
@@ -190,20 +220,24 @@ def _run_fork(request: TrialRequest, begin: int, failed: list, sink: int) -> Non
     """Run cases in this fork, which ends."""
     status = 1
     try:
-        signal.alarm(int(request.seconds) + int(READY_SECONDS) + LEAST_LIMIT)
+        die_with_parent(signal.SIGKILL)
         device = torch.device(request.device)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device)
         trials = Trials(reference_registry(request.group_size, request.weights), is_timed=request.tries_all)
+        cases = list(request.cases(device))
+        tell = partial(_tell, sink)
+        tell(CaseList(list(dict.fromkeys(case.key for case in cases)), len(cases)))
         run_cases(
-            request.cases(device),
+            cases,
             trials,
-            lambda message: os.write(sink, msgspec.json.encode(message) + b"\n"),
+            tell,
             seconds=request.seconds,
             begin=begin,
             failed=failed,
             stops_at_failure=not request.tries_all,
         )
+        tell(Complete())
         status = 0
     except Exception as error:  # noqa: BLE001 - a provider may raise anything; the process that started this one tells
         write_error(f"{describe_error(error)}\n")
@@ -211,9 +245,21 @@ def _run_fork(request: TrialRequest, begin: int, failed: list, sink: int) -> Non
         os._exit(status)  # without destructors, which may crash in a vendor's library
 
 
-def _follow(source: int, on_finding: Callable[[Finding], None]) -> tuple[TrialMessage | None, float]:
-    """Read the messages of a fork. Returns the case that it has not ended (None if it has ended all), and the seconds of silence
-    after which it was given up (0 if it ended)."""
+def _tell(sink: int, message: Message) -> None:
+    os.write(sink, msgspec.json.encode(message) + b"\n")
+
+
+def _follow(
+    source: int, on_message: Callable[[Message], None], started: set[tuple[str, str, str, str]]
+) -> tuple[TrialMessage | None, float]:
+    """Pass on the messages of a fork, until it ends or is silent for too long.
+
+    Args:
+        started: ``_key`` of implementations that have had a case; those of this fork are added.
+
+    Returns:
+        The start of the case that has not ended, None without one; and the seconds of silence, 0 if the fork ended.
+    """
     running, rest, limit = None, b"", READY_SECONDS
     while True:
         if not select.select([source], [], [], limit)[0]:
@@ -223,10 +269,13 @@ def _follow(source: int, on_finding: Callable[[Finding], None]) -> tuple[TrialMe
             return running, 0.0
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            message = msgspec.json.decode(line, type=TrialMessage)
-            running, limit = None if message.has_ended else message, HANG_SECONDS
-            if message.has_ended:
-                on_finding(message.finding)
+            message = msgspec.json.decode(line, type=Message)
+            running, limit = None, HANG_SECONDS
+            if isinstance(message, TrialMessage) and not message.has_ended:
+                running, key = message, _key(message.finding)
+                limit = HANG_SECONDS if key in started else FIRST_SECONDS
+                started.add(key)
+            on_message(message)
 
 
 def _how_ended(status: int) -> str:
@@ -237,14 +286,15 @@ def _how_ended(status: int) -> str:
 
 
 def main() -> None:
-    """Read a ``TrialRequest`` from standard input, and write one finding per line to standard output."""
+    """Read a ``TrialRequest`` from standard input, and write one ``Message`` per line to standard output."""
+    die_with_parent(signal.SIGKILL)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialRequest)
     output = os.dup(1)
     os.dup2(2, 1)  # libraries may print
     torch.set_num_threads(1)
     PLUGINS.load(request.plugins)
     REGISTRY.parts("function_provider")  # imported once, for all forks
-    follow_forks(request, lambda finding: os.write(output, msgspec.json.encode(finding) + b"\n"))
+    follow_forks(request, partial(_tell, output))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import torch
 from launchers import LAUNCH, run
 from planted_faults import READERS
 
-from labinfer.cli.commands.check_device import HEADER, findings_table, make_request
+from labinfer.cli.commands.check_device import HEADER, cut_off_finding, findings_table, make_request
 from labinfer.functions.registry import FUNCTIONS
 from labinfer.functions.trial import Finding
+from labinfer.launch.trial import TrialOutcome
 
 PLANTED = f'''"""Implementations that are wrong by 1 %."""
 
@@ -34,6 +35,25 @@ class Planted(Provider):
     def register(self, registry, group_size):
         for function in FUNCTIONS:
             plant(registry, reference_registry(group_size), function, "int8" if function == "pack_codes" else "none")
+'''
+RAISING = '''"""A provider that raises when it is prepared in a fork of the process that tries functions."""
+
+import os
+
+from labinfer import register
+from labinfer.functions.provider import Provider
+
+LOADED_IN = os.getpid()
+
+
+@register("function_provider", "raising")
+class Raising(Provider):
+    def prepare(self, device, on_progress=None):
+        if os.getpid() != LOADED_IN:
+            raise ValueError("in a fork")
+
+    def register(self, registry, group_size):
+        pass
 '''
 
 
@@ -91,7 +111,10 @@ def test_faults_of_every_function_are_in_the_table(tmp_path):
     plugin.write_text(PLANTED)
     status, lines, findings = check(tmp_path / "found.json", "--device", "cpu", "--plugin", plugin)
     assert status == 1 and f"{len(findings)} cases" in lines[-1]
-    failed = {each.key[:2] for each in findings if each.verdict != "works"}
+    failed = {each.key[:2] for each in findings if each.verdict not in ("works", "not tried")}
+    captures = {each.verdict for each in findings if each.function == "capture"}
+    assert captures == {"raises"}  # the layout of the planted pack_codes has no pack_weight, so no step can be selected
+    failed = {key for key in failed if key[0] != "capture"}
     assert failed == {(READERS.get(function, function), f"planted-{function}") for function in FUNCTIONS}
     for function, name in failed:
         assert any(line.startswith(function) and name in line and "wrong" in line for line in lines)
@@ -110,3 +133,22 @@ def test_several_ranks_are_refused():
     done = run("mpirun", 2, LAUNCH, "check-device", "--device", "cpu")
     (line,) = done.our_errors
     assert done.returncode == 2 and "check-device runs on one rank, not on 2" in line
+
+
+def test_trials_that_were_cut_off_fail():
+    outcome = TrialOutcome(findings=[finding("works")], keys=set(), num_cases=9, problem="no time")
+    found = cut_off_finding(torch.device("cpu"), outcome)
+    assert found.verdict == "not tried" and found.detail == "cut off after 1 of 9 cases, no time"
+
+
+def test_fork_that_raises_between_cases_is_no_success(tmp_path):
+    plugin = tmp_path / "raising.py"
+    plugin.write_text(RAISING)
+    status, lines, findings = check(tmp_path / "found.json", "--device", "cpu", "--plugin", plugin)
+    assert status == 1 and any(line.startswith("all") and "ValueError: in a fork" in line for line in lines)
+
+
+def test_several_devices_are_refused():
+    done = run("single", 1, LAUNCH, "check-device", "--device", "cpu,cpu")
+    (line,) = done.our_errors
+    assert done.returncode == 2 and "--device cpu,cpu: check-device tries one device" in line

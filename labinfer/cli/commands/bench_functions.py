@@ -55,7 +55,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
     with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(device, dtype, overrides, layout.rounding(place))
-        try_functions(layout, place, registry, overrides, providers)
+        try_functions(layout, place, registry, overrides, providers, anew=options.model.autotune == "again")
         calls = make_rank_calls(layout, place, registry, overrides)
     group.comm.barrier()
     measured = (provider.roofline_limits() for provider in providers)

@@ -23,7 +23,7 @@ from labinfer.functions.trial import Finding
 from labinfer.launch.cgroup_limits import describe_hardware
 from labinfer.launch.collectives_trial import try_collectives
 from labinfer.launch.providers import GROUP_SIZE, describe_device
-from labinfer.launch.trial import try_in_process
+from labinfer.launch.trial import TrialOutcome, try_in_process
 from labinfer.launch.trial_process import CallSpec, SettingSpec, TrialRequest
 from labinfer.observe.output_file import STANDARD, OutputFile, tell_written
 from labinfer.observe.progress_line import Ticker
@@ -40,7 +40,7 @@ SLOW = 0.8
 
 
 def run(session: Session, own: CheckDeviceOptions) -> int:
-    """Print one row for each function, implementation and result. Returns 0 if all of them work."""
+    """Print one row for each function, implementation and result. Returns 0 if all of them are tried and work."""
     group = session.join()
     with group.raise_on_all_ranks():
         if group.size > 1:
@@ -48,21 +48,24 @@ def run(session: Session, own: CheckDeviceOptions) -> int:
                 f"check-device runs on one rank, not on {group.size}, and starts a second process itself if there are two "
                 "devices; start it without a launcher"
             )
-        name = resolve_devices({0: session.options.parallel.device[0]}, group.everyone)[0]
+        given = session.options.parallel.device
+        if len(given) > 1:
+            raise UserError(f"--device {','.join(given)}: check-device tries one device; give one value")
+        name = resolve_devices({0: given[0]}, group.everyone)[0]
         file = OutputFile(own.json, "--json") if own.json else None
     device = torch_device(name)
     with contextlib.closing(Ticker(lambda: "trying functions")):
-        findings = try_in_process(make_request(device), LIMIT)
-        if not findings:
-            findings = [_no_result(device)]
+        outcome = try_in_process(make_request(device), LIMIT)
+        findings = [*outcome.findings, *([cut_off_finding(device, outcome)] if outcome.problem else [])]
         if device.type == "cpu" or group.everyone[0].num_accelerators > 1:
             findings += try_collectives(device.type)
     problems = [finding for finding in findings if finding.verdict != "works"]
+    num_untried = sum(finding.verdict == "not tried" for finding in findings)
     hardware = describe_hardware(group, device)
     lines = [
         f"{device}: {hardware}; torch {torch.__version__}, LABInfer {labinfer.__version__}",
         findings_table(findings),
-        f"{len(findings)} cases, {len(problems)} of them fail",
+        f"{len(findings)} cases, {num_untried} of them not tried, {len(problems) - num_untried} of them fail",
     ]
     OutputFile(STANDARD).write("\n\n".join(lines) + "\n")
     if file is not None:
@@ -103,7 +106,9 @@ def make_request(device: torch.device) -> TrialRequest:
     )
 
 
-def _no_result(device: torch.device) -> Finding:
+def cut_off_finding(device: torch.device, outcome: TrialOutcome) -> Finding:
+    """A finding that fails because the trials did not run to their end."""
+    done = f"cut off after {len(outcome.findings)} of {outcome.num_cases} cases" if outcome.num_cases else "not begun"
     return Finding(
         function="all",
         name=device.type,
@@ -111,8 +116,8 @@ def _no_result(device: torch.device) -> Finding:
         dtype="-",
         kv_dtype="-",
         rows=0,
-        verdict="crashes",
-        detail="the process that tries the functions had no result; --log-level info tells why",
+        verdict="not tried",
+        detail=f"{done}, {outcome.problem}",
     )
 
 

@@ -4,6 +4,7 @@ all these functions."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -174,7 +175,7 @@ def test_trials_of_a_start_drop_no_function(calls, provider, block):
 def test_trial_of_the_capture(provider, dtype, detail):
     """float32 steps are not captured, as their attention is the reference's, which reads lists."""
     setting = CallSetting(device=CPU, dtype=dtype, kv_dtype=dtype, block_size=BLOCK)
-    functions = make_registry(provider).select(CPU, dtype)
-    case = CaptureCase(name="NpuProvider", make_capture=provider.capture, functions=functions, setting=setting)
+    select = partial(make_registry(provider).select, CPU, dtype)
+    case = CaptureCase(name="NpuProvider", make_capture=provider.capture, select=select, setting=setting)
     finding = case.run()
     assert (finding.verdict, finding.detail) == ("works", detail)
