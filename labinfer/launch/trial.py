@@ -40,7 +40,7 @@ from labinfer.native.cache_file import Damaged, digest, locked, read_sealed, wri
 
 logger = logging.getLogger(__name__)
 
-FORM = 2
+FORM = 3
 """Version of the trials and of their files. Files of other versions are not used."""
 SECONDS = 2.0
 """Time budget in seconds of the trials at a start, beyond which each implementation has one case."""
@@ -49,10 +49,18 @@ LIMIT = 90.0
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
-    """Results of the trials of one device, model and set of versions. Results that may be others at the next start are not in it."""
+    """Results of the trials of one device, model and set of versions."""
 
-    tried: list[Key]
-    failed: list[Finding]
+    tried: list[Key] = []
+    failed: list[Finding] = []
+    made: float = 0.0
+    """Time of the last trials in seconds since 1970."""
+
+    def lasting(self) -> TrialRecord:
+        """The record without results that may be others at the next start."""
+        transient = {finding.key for finding in self.failed if finding.verdict in TRANSIENT}
+        failed = [finding for finding in self.failed if finding.key not in transient]
+        return TrialRecord([key for key in self.tried if key not in transient], failed, self.made)
 
 
 @dataclass(kw_only=True)
@@ -158,15 +166,16 @@ def _findings(cases: Sequence[TrialCase], trials: Trials, request: TrialRequest)
 def _failed(
     path: Path | None, keys: Sequence[Key], try_others: Callable[[Sequence[Key]], list[Finding]], *, anew: bool
 ) -> list[Finding]:
-    """Findings about implementations that fail: those in a cache file, and new ones, which are added to the file if they are lasting.
-    One process at a time makes new ones.
+    """Findings about implementations that fail: those in a cache file, and new ones, which are added to the file. Those that may be others
+    at the next start are used by ranks of this start only. One process at a time makes new ones.
 
     Args:
         keys: implementations that the file must have, or that are tried.
         try_others: gives findings about all implementations but those of its argument.
         anew: whether to ignore the file.
     """
-    known = _read(path, anew)
+    begin, nothing = time.time(), TrialRecord()
+    known = nothing if anew else _read(path).lasting()
     if set(keys) <= set(known.tried):
         return known.failed
     logger.info("trying the kernels of this device and of plugins once")
@@ -176,31 +185,33 @@ def _failed(
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             on_wait = partial(logger.debug, "another process tries these kernels")
             stack.enter_context(locked(path.with_suffix(".lock"), LIMIT, on_wait))
-            known = _read(path, anew)
+            known = _read(path)
+            if known.made < begin:  # else another rank of this start has just tried all of them
+                known = nothing if anew else known.lasting()
         rest = set(keys) - set(known.tried)
-        findings = try_others(known.tried) if rest else []
-        failed = {finding.key: finding for finding in reversed(findings) if finding.verdict not in PASSING}
-        transient = {key for key, finding in failed.items() if finding.verdict in TRANSIENT}
-        lasting = [finding for key, finding in failed.items() if key not in transient]
-        record = TrialRecord(sorted({*known.tried, *rest} - transient), [*known.failed, *reversed(lasting)])
-        if path is not None and rest:
+        if not rest:
+            return known.failed
+        new = {finding.key: finding for finding in reversed(try_others(known.tried)) if finding.verdict not in PASSING}
+        tried = [*known.tried, *(key for key in keys if key in rest)]
+        record = TrialRecord(tried, [*known.failed, *reversed(new.values())], time.time())
+        if path is not None:
             try:
                 write_sealed(path, msgspec.json.encode(record))
             except OSError as error:
                 logger.info("the results of the trials could not be saved: %s", error)
-    return [*record.failed, *(failed[key] for key in keys if key in transient)]
+    return record.failed
 
 
-def _read(path: Path | None, anew: bool) -> TrialRecord:
+def _read(path: Path | None) -> TrialRecord:
     """A cached record; an empty one without a usable file."""
     try:
-        if path is not None and not anew:
+        if path is not None:
             return msgspec.json.decode(read_sealed(path), type=TrialRecord)
     except FileNotFoundError:
         pass
     except (Damaged, msgspec.DecodeError, UnicodeDecodeError) as error:
         logger.warning("%s is ignored (%s); the kernels are tried again", path, error)
-    return TrialRecord([], [])
+    return TrialRecord()
 
 
 def try_in_process(request: TrialRequest, limit: float) -> TrialOutcome:

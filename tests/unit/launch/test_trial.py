@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -98,6 +99,24 @@ def test_only_lasting_results_are_cached(start, verdict, is_cached):
     works = TrialOutcome(findings=[finding("works")], keys={OWN}, problem="")
     assert start.names(works) == ({"other"} if is_cached else {"own", "other"})
     assert start.known == (None if is_cached else [OTHER])
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_ranks_of_one_start_share_a_hang(start, monkeypatch, tmp_path, anew):
+    """Else each rank of a node would wait for the kernel that hangs, one after the other."""
+    outcome = TrialOutcome(findings=[finding("works", OTHER), finding("hangs")], keys={OWN, OTHER}, problem="")
+
+    @contextmanager
+    def wait_for_other_rank(*given):
+        with monkeypatch.context() as patch:
+            patch.setattr(trial, "locked", lambda *given: nullcontext())
+            assert start.names(outcome, anew=anew) == {"other"} and start.known == []
+        start.known = None
+        monkeypatch.setattr(trial, "try_in_process", lambda *given: pytest.fail("a second process tries"))
+        yield
+
+    monkeypatch.setattr(trial, "locked", wait_for_other_rank)
+    assert start.names(outcome, anew=anew) == {"other"} and start.known is None
 
 
 def test_results_are_made_anew_where_that_is_said(start):
