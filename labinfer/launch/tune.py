@@ -35,7 +35,6 @@ from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import Choice, FunctionRegistry
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.providers import make_providers, make_registry, origin, parse_overrides
-from labinfer.launch.trial import drop_failing
 from labinfer.native import compiler
 from labinfer.observe.progress_line import compile_progress
 
@@ -104,9 +103,14 @@ def try_functions(
     anew: bool = False,
 ) -> None:
     """Remove implementations that fail at one rank's sizes; see ``drop_failing``."""
+    setting = _call_setting(layout, place, registry, overrides)
+    if setting.device.type == "cpu" and not any(item.plugin for item in registry.implementations):
+        return  # without the time of the import
+    from labinfer.launch.trial import drop_failing
+
     drop_failing(
         registry,
-        _call_setting(layout, place, registry, overrides),
+        setting,
         layout.meta(place).calls,
         providers=providers,
         group_size=layout.quantization_group_size,
