@@ -205,3 +205,17 @@ def test_opening_and_closing_leaves_nothing_behind(checkpoint, num_rounds):
         gc.collect()
         counts.append(threads_and_files())
     assert counts[-1] == counts[2], counts
+
+
+def test_memory_of_a_model_is_freed_without_collecting_garbage(checkpoint):
+    """Otherwise the next model is loaded beside the weights of the last one."""
+    gc.collect()
+    gc.disable()
+    try:
+        llm = LLM(checkpoint, **SMALL)
+        llm.generate(PROMPTS[0], GREEDY)
+        runner = weakref.ref(llm._parts.worker.runner)
+        del llm
+        assert runner() is None
+    finally:
+        gc.enable()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.comm.group.failure import end_group_on_uncaught
 from labinfer.comm.group.rank_group import RankGroup, join_group
-from labinfer.comm.spmd.devices import use_device
+from labinfer.comm.spmd.devices import DeviceName, use_device
 from labinfer.comm.spmd.environment import detect
 from labinfer.comm.spmd.topology import Place
 from labinfer.engine.assemble import make_drafter
@@ -139,9 +140,13 @@ class LLM:
             if self.is_rank0:  # reject unusable files before anything is loaded
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
-        self._call_lock, self._closed = CallLock("LLM", self.use_device), False
         built, self.files = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
         self._parts = parts = built if isinstance(built, RankRuntime) else None
+        device = parts.layout.devices[self.group.rank] if parts else DeviceName("cpu")
+        self.use_device: Callable[[], Any] = partial(use_device, device)
+        """Makes this rank's device the calling thread's current device. A thread other than the constructor's calls it before steps.
+        No method of this object: with such a reference to itself, weights would stay until garbage is collected."""
+        self._call_lock, self._closed = CallLock("LLM", self.use_device), False
         self._draft_rank = built if isinstance(built, DraftRank) else None
         if self._draft_rank is not None:
             self._drafter = make_drafter(self._draft_rank.model, cache=options.cache, scheduling=options.scheduler)
@@ -392,12 +397,6 @@ class LLM:
                 self._parts.channel.close()
             for parts in filter(None, (self._parts, self._draft_rank)):
                 parts.close()
-
-    def use_device(self) -> None:
-        """Make this rank's device the calling thread's current device; see ``devices.use_device``. A thread other than the constructor's
-        calls this before it runs steps."""
-        if not self.is_spare:
-            use_device(self.layout.devices[self.group.rank])
 
     def check_usable(self) -> None:
         """Check that this LLM can be used in this process.
