@@ -47,7 +47,7 @@ TIMED_CALLS = 5
 Verdict = Literal["works", "wrong", "raises", "crashes", "hangs", "lacks memory", "not tried", "unknown"]
 PASSING = ("works", "unknown")
 """Each ``Verdict`` with which an implementation is kept."""
-TRANSIENT = ("hangs", "lacks memory", "not tried")
+TRANSIENT = ("lacks memory", "not tried")
 """Verdicts that may be others at the next start, so they are not cached."""
 
 

@@ -44,8 +44,10 @@ FORM = 3
 """Version of the trials and of their files. Files of other versions are not used."""
 SECONDS = 2.0
 """Time budget in seconds of the trials at a start, beyond which each implementation has one case."""
-LIMIT = 90.0
+LIMIT = 60.0
 """Seconds after which the process that tries is given up."""
+ADVICE = {"hangs": "--autotune again gives it another try"}
+"""Advice about a verdict that is cached but may have been due to slow compilation."""
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
@@ -132,7 +134,7 @@ def drop_failing(
     for finding in _failed(path, keys, try_others, anew=anew):
         removed = drop_with_layout(registry, *finding.key)
         if any(overrides.get(function) == name for function, name in removed):
-            advice = "start again to try it" if finding.verdict in TRANSIENT else "fix it"
+            advice = "start again to try it" if finding.verdict in TRANSIENT else ADVICE.get(finding.verdict, "fix it")
             raise UserError(f"--functions {finding.text}; {advice}, or leave it out")
         logger.warning("kernel dropped, the reference is used: %s", finding.text)
         if others := ", ".join(f"{function}={name}" for function, name in removed[1:]):

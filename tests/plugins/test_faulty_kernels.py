@@ -55,7 +55,7 @@ class Faulty(Provider):
 DROPPED = {
     "add_rms_norm": "crashes: was ended by SIGSEGV, for 3 tokens in float32",
     "rotate_and_write": "crashes: ended with exit code 3, for 3 tokens in float32",
-    "silu_and_mul": "hangs: no result within 30 s, for 3 tokens in float32",
+    "silu_and_mul": "hangs: no result within 8 s, for 3 tokens in float32",
     "paged_attention": "differs from the reference by 0.01 times its largest number, more than 0.0001, for 3 tokens",
     "argmax": "raises: ",
 }
@@ -98,16 +98,16 @@ def dropped(done: Finished) -> list[str]:
     ],
 )
 def test_each_fault_is_named_and_dropped(plugin, tmp_path, launcher, ranks, flags):
-    """In the first start after trials in another process; in the second one, all but the one that hangs are known."""
+    """In the first start after trials in another process; in the second one, they are known."""
     _, expected = answer(tmp_path, launcher, ranks, *flags)
-    for _ in range(2):
+    for number in range(2):
         done, tokens = answer(tmp_path, launcher, ranks, *flags, "--plugin", plugin)
         assert tokens == expected
         found = dropped(done)
         assert len(found) == len(DROPPED), done.text
         for function, text in DROPPED.items():
             assert any(line.startswith(f"{function}=faulty {text}") for line in found), done.text
-        assert TRIED in done.stderr, done.text  # a kernel that hangs is tried at each start
+        assert (TRIED in done.stderr) == (number == 0), done.text
 
 
 @pytest.mark.slow

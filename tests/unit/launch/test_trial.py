@@ -91,7 +91,7 @@ def test_kernel_that_the_process_lacks_is_tried_here(start):
 
 @pytest.mark.parametrize(
     ("verdict", "is_cached"),
-    [("wrong", True), ("raises", True), ("crashes", True), ("hangs", False), ("lacks memory", False)],
+    [("wrong", True), ("raises", True), ("crashes", True), ("hangs", True), ("lacks memory", False)],
 )
 def test_only_lasting_results_are_cached(start, verdict, is_cached):
     both = TrialOutcome(findings=[finding("works", OTHER), finding(verdict)], keys={OWN, OTHER}, problem="")
@@ -103,8 +103,8 @@ def test_only_lasting_results_are_cached(start, verdict, is_cached):
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_ranks_of_one_start_share_a_hang(start, monkeypatch, tmp_path, anew):
-    """Else each rank of a node would wait for the kernel that hangs, one after the other."""
-    outcome = TrialOutcome(findings=[finding("works", OTHER), finding("hangs")], keys={OWN, OTHER}, problem="")
+    """Else each rank of a node would try the same kernel, one after the other."""
+    outcome = TrialOutcome(findings=[finding("works", OTHER), finding("lacks memory")], keys={OWN, OTHER}, problem="")
 
     @contextmanager
     def wait_for_other_rank(*given):
@@ -125,7 +125,14 @@ def test_results_are_made_anew_where_that_is_said(start):
         assert start.names(TrialOutcome(findings=found, keys={OWN, OTHER}, problem=""), anew=True) == left
 
 
-@pytest.mark.parametrize(("verdict", "advice"), [("wrong", "fix it, or"), ("hangs", "start again to try it, or")])
+@pytest.mark.parametrize(
+    ("verdict", "advice"),
+    [
+        ("wrong", "fix it, or"),
+        ("hangs", "--autotune again gives it another try, or"),
+        ("lacks memory", "start again to try it, or"),
+    ],
+)
 def test_failing_kernel_that_is_named_is_refused(start, verdict, advice):
     outcome = TrialOutcome(findings=[finding(verdict), finding("works", OTHER)], keys={OWN, OTHER}, problem="")
     with pytest.raises(UserError, match=f"--functions argmax=own .*; {advice} leave it out"):
