@@ -235,7 +235,7 @@ class CacheOptions:
 
     @property
     def tokens_per_block(self) -> int:
-        """Tokens per KV block: ``block_size``, or 16 where no device is asked."""
+        """Tokens per KV block: ``block_size`` if it is set, otherwise 16. A run has set it to what its devices prefer."""
         return self.block_size or 16
 
 

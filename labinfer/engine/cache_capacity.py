@@ -197,8 +197,8 @@ class BlockCounts:
         return self.num_blocks / max(1, self.whole)
 
     def capped(self, planned: int) -> BlockCounts:
-        """Limit the counts to ``planned`` blocks of a layout plan; 0 for no plan. Window blocks are dropped if
-        ``planned`` blocks fit without them."""
+        """Limit each rank to ``planned`` blocks, the number in a layout plan; 0 means that there is no plan. Sliding-window
+        layers get no blocks of their own if the memory holds ``planned`` blocks without that."""
         if not planned or planned >= self.num_blocks:
             return self
         return replace(

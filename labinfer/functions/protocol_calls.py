@@ -124,7 +124,7 @@ class CodedLinearCall:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteCall:
-    """``route`` with a router of ``experts`` experts."""
+    """Example call of ``route``, with a router that has ``experts`` experts."""
 
     experts: int
     hidden_size: int
@@ -174,7 +174,8 @@ class SampleCall:
 
 
 def protocol_calls() -> Iterator[FunctionCall | PackedCall | CodedLinearCall | RouteCall | ArgmaxCall | SampleCall]:
-    """Calls of every function. Sizes are no multiples of vector widths or tiles; groups of quantized weights are cut off at the end."""
+    """Example calls of every function, with which implementations are checked. Sizes are not multiples of vector widths or
+    tiles, and the last quantization group of a row is incomplete."""
     yield AddRMSNormCall(77)
     yield GatedActivationCall(45)
     yield GatedActivationCall(45, "gelu_and_mul")

@@ -44,7 +44,7 @@ class IdleFlags:
 
 
 class CoreOffer(msgspec.Struct, frozen=True):
-    """Message of a rank to the other ranks of its machine."""
+    """Tells the other ranks of the machine which CPU cores of this rank they may use while it is idle."""
 
     cpus: list[int]
     """One CPU of each core that the rank shares; empty if it shares none."""
@@ -53,7 +53,8 @@ class CoreOffer(msgspec.Struct, frozen=True):
 
 
 class SharedCore(ctypes.Structure):
-    """Core of another process; the C++ struct in ``thread_pool.h`` has equal fields."""
+    """CPU core of another rank, which this process may use while that rank is idle. The C++ struct in ``thread_pool.h``
+    has equal fields."""
 
     _fields_ = [("is_idle", ctypes.c_void_p), ("cpu", ctypes.c_int64)]
 

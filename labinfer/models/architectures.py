@@ -43,7 +43,7 @@ def check_architecture(directory: Path) -> None:
 
 
 def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
-    """Reject the config at ``path`` if its only class is unknown, or if it names none but custom code (``auto_map``).
+    """Reject the config at ``path`` if it lists one architecture, which is unknown, or lists none and has custom code (``auto_map``).
 
     Raises:
         UserError: the message has the class and the list of those that are supported.

@@ -64,7 +64,7 @@ class Codes:
     words: torch.Tensor
     """Codes in words, (outputs, words) int32."""
     scales: torch.Tensor
-    """Scales of the groups, (outputs, groups) float32. With a table, scales may be powers of two."""
+    """Scales of the groups, (outputs, groups) float32. Of codes that index a table of values (MXFP4), they may be powers of two."""
     zeros: torch.Tensor | None
     """Zero points of the groups, (outputs, groups) uint8; None if the layout has none."""
     minima: torch.Tensor | None = None

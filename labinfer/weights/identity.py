@@ -140,7 +140,7 @@ def identify(paths: Mapping[str, Path]) -> Identity:
 
 
 def merge(parts: Iterable[Identity]) -> Identity:
-    """Merge the identities that several ranks took of files with equal contents."""
+    """Merge the identities that several ranks computed of their copies of a model: the time stamps of all copies of a file."""
     merged: Identity = {}
     for part in parts:
         for label, file in part.items():

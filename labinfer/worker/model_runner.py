@@ -229,9 +229,10 @@ class ModelRunner:
         block_tables: list[list[int]],
         window_tables: list[list[int]],
     ) -> OutputRows:
-        """Build the attention batch of the sampled rows, ``counts[i]`` for entry i.
+        """Build the attention batch of only the rows that need logits, ``counts[i]`` rows of entry i. The last layer computes
+        no others.
 
-        Steps of one token for each sequence do without it, so that they can be captured.
+        Not called in steps of one token per sequence, in which all rows need logits, so these can be captured as a graph.
         """
         sampled = [index for index, count in enumerate(counts) if count]
         row_ptr = list(accumulate((counts[index] for index in sampled), initial=0))

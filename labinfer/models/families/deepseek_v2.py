@@ -76,7 +76,8 @@ def read_latent_layers(
 
 
 def read_latent_attention(file: ConfigFile, interleaved: bool) -> LatentAttentionConfig:
-    """Latent attention with the config keys of all families; the norms' epsilon is the default of ``LatentAttentionConfig``.
+    """Read the config of latent attention (MLA) from the keys that all families with it have. The norms' epsilon is the default
+    of ``LatentAttentionConfig``.
 
     Args:
         interleaved: see ``RopeConfig``.
