@@ -75,6 +75,7 @@ def test_key_is_asked_for_refused_and_taken(blank, guarded):
     expect(answers(page)).to_contain_text("42")  # the question had not to be sent again
     expect(page.locator("#banner")).to_be_hidden()
     page.reload()
+    expect(answers(page)).to_have_count(1)  # the saved conversation is shown again
     expect(page.locator("#banner")).to_be_hidden()
     expect(ask(page, "20 + 3 = ?")).to_contain_text("23")
 
