@@ -347,8 +347,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def num_choices(self) -> int:
-        """Number of sequences that are generated independently, of which the best ``n`` are returned; 1 for beam
-        search."""
+        """Number of sequences generated independently; the best ``n`` are returned. 1 for beam search."""
         return 1 if self.num_beams > 1 else self.best_of or self.n
 
     @property

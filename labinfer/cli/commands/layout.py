@@ -211,7 +211,8 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """Memory of a rank in bytes: its part of the device's free memory, and what it needs, including a draft model."""
+    """Memory of a rank in bytes: the part of the device's free memory that it gets, and the memory that its model and draft
+    model need."""
 
     free: int
     weights: int
