@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.functions.registry import EXPERT_FUNCTIONS, WEIGHT_FUNCTIONS, FunctionRegistry, Implementation
+from labinfer.functions.registry import EXPERT_FUNCTIONS, FunctionRegistry, Implementation, layout_group
 
 REQUIRED_BY_LAYOUT = ("pack_weight", "pack_codes", "linear", "embedding", *EXPERT_FUNCTIONS)
 """Functions without which a weight layout that has them cannot be used. ``gated_linear`` is optional."""
@@ -23,7 +23,7 @@ def drop_with_layout(registry: FunctionRegistry, function: str, name: str, quant
     for item in gone if function in REQUIRED_BY_LAYOUT else ():
         if any(_replaces(other, item) for other in registry.all_candidates(function)):
             continue
-        for other in next(group for group in WEIGHT_FUNCTIONS if function in group):
+        for other in layout_group(function):
             for each in registry.all_candidates(other):
                 if (each.layout, each.quantization) == (item.layout, quantization):
                     registry.drop(other, each.name, quantization)

@@ -177,7 +177,7 @@ class FunctionRegistry:
             }
 
         allowed = matches(function)
-        for other in _layout_group(function):
+        for other in layout_group(function):
             named = matches(other).get(overrides[other]) if other in overrides else None
             if named is not None:
                 layout = named.layout
@@ -314,7 +314,7 @@ class FunctionRegistry:
         for own in {kind_quantization(kind, quantization): None for kind in get_args(MatrixKind) if kind != "exact"}:
             layouts: dict[tuple[str, ...], set[str]] = {}
             for function, name in overrides.items():
-                reads_weights = _layout_group(function)
+                reads_weights = layout_group(function)
                 looked_up = (
                     "linear" if function == "gated_linear" else function
                 )  # not every linear has a fused gated_linear
@@ -356,7 +356,7 @@ def _describe(device: HasDeviceType, dtype: torch.dtype, quantization: str) -> s
     return f"{device.type} in {str(dtype).removeprefix('torch.')}{weights}"
 
 
-def _layout_group(function: str) -> tuple[str, ...]:
+def layout_group(function: str) -> tuple[str, ...]:
     """The functions that share packed weights with ``function``, itself included; empty if it reads none."""
     return next((group for group in WEIGHT_FUNCTIONS if function in group), ())
 
