@@ -26,7 +26,7 @@ from labinfer.functions.trial import PASSING, TRANSIENT, TRIED_ROWS, Finding, Tr
 from labinfer.launch.json_child import JsonChild
 from labinfer.launch.providers import reference_registry
 from labinfer.launch.trial_process import (
-    HANG_SECONDS,
+    FIRST_SECONDS,
     CallSpec,
     CaseList,
     Complete,
@@ -46,8 +46,8 @@ SECONDS = 2.0
 """Time budget in seconds of the trials at a start, beyond which each implementation has one case."""
 LIMIT = 60.0
 """Seconds after which the process that tries is given up."""
-ADVICE = {"hangs": "--autotune again gives it another try"}
-"""Advice about a verdict that is cached but may have been due to slow compilation."""
+ADVICE = {"hangs": "--autotune again gives it another try"} | dict.fromkeys(TRANSIENT, "start again to try it")
+"""Advice by verdict, for verdicts that a later trial may change; for others the implementation must be mended."""
 
 
 class TrialRecord(msgspec.Struct, frozen=True):
@@ -134,8 +134,7 @@ def drop_failing(
     for finding in _failed(path, keys, try_others, anew=anew):
         removed = drop_with_layout(registry, *finding.key)
         if any(overrides.get(function) == name for function, name in removed):
-            advice = "start again to try it" if finding.verdict in TRANSIENT else ADVICE.get(finding.verdict, "fix it")
-            raise UserError(f"--functions {finding.text}; {advice}, or leave it out")
+            raise UserError(f"--functions {finding.text}; {ADVICE.get(finding.verdict, 'fix it')}, or leave it out")
         logger.warning("kernel dropped, the reference is used: %s", finding.text)
         if others := ", ".join(f"{function}={name}" for function, name in removed[1:]):
             logger.warning("kernels dropped that read or pack weights for %s=%s: %s", *finding.key[:2], others)
@@ -157,9 +156,8 @@ def _findings(cases: Sequence[TrialCase], trials: Trials, request: TrialRequest)
         lambda message: findings.append(message.finding) if message.has_ended else None,
         seconds=SECONDS,
     )
-    findings = [
-        finding for finding in findings if finding.verdict != "not tried"
-    ]  # further cases, beyond the time budget
+    # Those "not tried" so far are further cases, beyond the time budget.
+    findings = [finding for finding in findings if finding.verdict != "not tried"]
     known = {finding.key for finding in findings}
     missing = {case.key: case for case in reversed(cases) if case.key not in known}
     return [*findings, *(case.finding("not tried", outcome.problem) for case in missing.values())]
@@ -244,7 +242,7 @@ def try_in_process(request: TrialRequest, limit: float) -> TrialOutcome:
         outcome.problem = f"it ended early with exit code {status}: {said}".removesuffix(": ")
         return outcome
     outcome.problem = f"no time in the {limit:g} s of the trials"
-    if running is not None and (silence := time.monotonic() - begin) > HANG_SECONDS:
+    if running is not None and (silence := time.monotonic() - begin) > FIRST_SECONDS:
         detail = f"no result within {silence:.0f} s"
         outcome.findings.append(msgspec.structs.replace(running, verdict="hangs", detail=detail))
     return outcome

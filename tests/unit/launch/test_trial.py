@@ -208,7 +208,7 @@ def test_process_without_a_last_message_was_cut_off(monkeypatch, tmp_path, end, 
 
 
 def test_kernel_that_runs_at_the_deadline_hangs(monkeypatch, tmp_path):
-    monkeypatch.setattr(trial, "HANG_SECONDS", 0.1)
+    monkeypatch.setattr(trial, "FIRST_SECONDS", 0.1)
     outcome = try_with(monkeypatch, tmp_path, [LISTED, ENDED, STARTED], "time.sleep(1000)", 3.0)
     assert [(each.key, each.verdict) for each in outcome.findings] == [(OWN, "works"), (OTHER, "hangs")]
     assert outcome.problem == "no time in the 3 s of the trials"
