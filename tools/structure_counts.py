@@ -77,7 +77,7 @@ EXTENSIONS = {
     "launching ranks": ("comm/group/*.py", "comm/spmd/*.py"),
     "plugins": (
         "base/plugins.py",
-        *(f"functions/{name}.py" for name in ("trial", "protocol_calls", "capture_trial", "drop")),
+        *(f"functions/{name}.py" for name in ("trial", "trial_results", "protocol_calls", "capture_trial", "drop")),
     ),
     "copies of accelerators": ("worker/accelerator_copies.py",),
     "thinking budgets": ("worker/logits_processors/thinking_budget.py",),

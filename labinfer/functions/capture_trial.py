@@ -13,7 +13,8 @@ from labinfer.functions.attention_heads import AttentionHeads, QKVHeads
 from labinfer.functions.calls import CallSetting
 from labinfer.functions.functions import Functions
 from labinfer.functions.graph import Capture, for_dry_run
-from labinfer.functions.trial import TOLERANCES, Finding, TrialSetting, Verdict, dtype_name
+from labinfer.functions.trial import Finding, TrialSetting, Verdict, dtype_name
+from labinfer.functions.trial_results import dtype_tolerance
 
 CONTEXTS = (17, 5, 33)
 """Context lengths of the captured step."""
@@ -129,5 +130,5 @@ class CaptureCase:
         """Difference of a captured or replayed step from the step's calls; empty if within the tolerance."""
         got, expected = got.cpu().double(), expected.cpu().double()
         error = float((got - expected).abs().max() / expected.abs().max())
-        limit = TOLERANCES[self.setting.dtype.itemsize]
+        limit = dtype_tolerance(self.setting.dtype)
         return "" if error <= limit else f"a {how} step differs from its calls by {error:.2g} of its largest number"

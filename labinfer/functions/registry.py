@@ -86,7 +86,7 @@ class Implementation:
     autotuned: bool = True
     """False for reference code: selectable by name and as the fallback, excluded from autotuning."""
     tolerance: float | None = None
-    """Maximum error relative to the largest magnitude in the reference's result; None for ``trial.TOLERANCES``. For
+    """Maximum error relative to the largest magnitude in the reference's result; None for ``trial_results.TOLERANCES``. For
     implementations of plugins."""
     plugin: str = ""
     """Plugin that it comes from, set by ``FunctionRegistry.add``; empty for built-in implementations."""

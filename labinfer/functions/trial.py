@@ -26,13 +26,8 @@ from labinfer.functions.rank_calls import PACKERS
 from labinfer.functions.reference.experts import ReferenceExperts
 from labinfer.functions.reference.quantized import dequantize
 from labinfer.functions.registry import FunctionRegistry, Implementation
+from labinfer.functions.trial_results import TrialResult, dtype_tolerance, first_difference
 
-TOLERANCES = {4: 1e-4, 2: 0.02, 1: 0.02}
-"""Maximum error, relative to the largest magnitude in the reference's result, by bytes per element."""
-MAX_GAIN = 0.005
-"""Maximum relative difference of the scale of a 16-bit result, which rounding errors hardly change, from the reference's."""
-LEAST_SCALED = 64
-"""Minimum number of elements whose scale is compared."""
 TRIED_ROWS = (3, 40, 1)
 """Batch sizes in tokens: a decode, a prompt of one token and one more token of another prompt; a decode, a prompt and a chunk of another
 prompt; and one decode."""
@@ -217,7 +212,7 @@ class Trials:
 
     def __init__(self, reference: FunctionRegistry, *, is_timed: bool = False):
         self._reference, self._is_timed = reference, is_timed
-        self._expected: dict[tuple, list[list[_Result]]] = {}
+        self._expected: dict[tuple, list[list[TrialResult]]] = {}
 
     def run(self, case: TrialCase) -> Finding:
         """Compare one implementation with the reference in one case; it may raise anything."""
@@ -230,13 +225,13 @@ class Trials:
                 results = _run(case.call, case.item.call, case.pack, case.rows, case.setting)
         except Exception as error:  # noqa: BLE001 - kernels raise whatever their libraries raise
             return case.finding("lacks memory" if _lacks_memory(error) else "raises", describe_error(error))
-        problems = [_first_difference(results, right, case.item.tolerance) for right in expected]
+        problems = [first_difference(results, right, case.item.tolerance) for right in expected]
         if all(problems):
             packed = f" (with its {case.call.packer})" if hasattr(case.call, "packer") else ""
             return case.finding("wrong", problems[0] + packed)
         return case.finding("works", "", self._time(case) if self._is_timed else (0.0, 0.0))
 
-    def _expect(self, case: TrialCase) -> list[list[_Result]]:
+    def _expect(self, case: TrialCase) -> list[list[TrialResult]]:
         """Results that count as right: the reference's, and for quantized weights also those without rounding of the inputs to 8 bits."""
         key = (case.call, case.rows, case.setting)
         if key not in self._expected:
@@ -313,15 +308,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True)
-class _Result:
-    """A tensor that a call returns, or the contents of memory that it reads and writes."""
-
-    values: torch.Tensor
-    tolerance: float
-    is_memory: bool = False
-
-
 def _bind(
     call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting
 ) -> Callable[[], object]:
@@ -332,19 +318,17 @@ def _bind(
 
 def _run(
     call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting
-) -> list[_Result]:
+) -> list[TrialResult]:
     """Outputs of a call, then the contents of its pools and states; on the CPU."""
     own = TrialSetting(**vars(setting))
     with torch.inference_mode():
         out = _bind(call, function, pack, rows, own)()
-        outputs = [_Result(each.to(CPU), _tolerance(each.dtype)) for each in (out if isinstance(out, tuple) else [out])]
-        tolerance = max(_tolerance(dtype) for dtype in (setting.dtype, setting.kv_dtype))
-        return [*outputs, *(_Result(read().to(CPU), tolerance, is_memory=True) for read in own.written)]
-
-
-def _tolerance(dtype: torch.dtype) -> float:
-    """Maximum relative error; 0 for indices."""
-    return 0.0 if dtype in (torch.int64, torch.int32) else TOLERANCES[dtype.itemsize]
+        outputs = [
+            TrialResult(each.to(CPU), dtype_tolerance(each.dtype))
+            for each in (out if isinstance(out, tuple) else [out])
+        ]
+        tolerance = max(dtype_tolerance(dtype) for dtype in (setting.dtype, setting.kv_dtype))
+        return [*outputs, *(TrialResult(read().to(CPU), tolerance, is_memory=True) for read in own.written)]
 
 
 def _seconds(call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting) -> float:
@@ -359,37 +343,6 @@ def _seconds(call: FunctionCall, function: Callable, pack: Callable | None, rows
                 torch.accelerator.synchronize(setting.device)
             times.append(time.perf_counter() - begin)
     return min(times[1:])
-
-
-def _first_difference(results: Sequence[_Result], expected: Sequence[_Result], tolerance: float | None) -> str:
-    """The first difference of the results from the reference's; empty if all are within the tolerance."""
-    if len(results) != len(expected):
-        return f"gives {len(results)} tensors, not {len(expected)}"
-    pairs = zip(results, expected, strict=True)
-    return next(filter(None, (_difference(result, right, tolerance) for result, right in pairs)), "")
-
-
-def _difference(result: _Result, right: _Result, tolerance: float | None) -> str:
-    """Difference of a result from the reference's, as the predicate of a sentence; empty if within the tolerance."""
-    got, expected = result.values, right.values
-    if (got.shape, got.dtype) != (expected.shape, expected.dtype):
-        return f"gives {tuple(got.shape)} in {got.dtype}, not {tuple(expected.shape)} in {expected.dtype}"
-    if (got.isnan() & ~expected.isnan()).any():
-        return "gives NaN where the reference gives numbers; it may read memory that no token has written"
-    if (expected.isnan() & ~got.isnan()).any():
-        return "writes to memory of other tokens"
-    if not right.tolerance:
-        return "" if torch.equal(got, expected) else "gives other numbers than the reference"
-    got, expected = got.double().nan_to_num(), expected.double().nan_to_num()
-    error = float((got - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
-    limit = tolerance or right.tolerance
-    place = "leaves other numbers in memory than" if result.is_memory else "differs from"
-    if error > limit:
-        return f"{place} the reference by {error:.2g} times its largest number, more than {limit:g}"
-    gain = float((got * expected).sum() / expected.square().sum().clamp_min(1e-300)) - 1
-    if tolerance is None and expected.numel() >= LEAST_SCALED and abs(gain) > MAX_GAIN and expected.any():
-        return f"{place} the reference by a factor of {1 + gain:.3f}"
-    return ""
 
 
 def _written_slots(batch: AttentionBatch, window: int, block_size: int) -> torch.Tensor:

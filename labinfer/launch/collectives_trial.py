@@ -19,7 +19,8 @@ from labinfer.comm.group.signals import die_with_parent
 from labinfer.comm.progress import Progress
 from labinfer.comm.spmd.devices import DeviceName, use_device
 from labinfer.comm.torch_dist import TorchCommunicator
-from labinfer.functions.trial import TOLERANCES, Finding, dtype_name
+from labinfer.functions.trial import Finding, dtype_name
+from labinfer.functions.trial_results import dtype_tolerance
 from labinfer.launch.json_child import JsonChild
 from labinfer.launch.providers import collectives_backend
 
@@ -117,7 +118,7 @@ def _try_call(
     except Exception as error:  # noqa: BLE001 - a vendor's library raises whatever it raises
         return make_finding(call_name, name, dtype, "raises", describe_error(error))
     error = float((got.double() - right.double()).abs().max() / right.double().abs().max())
-    if not error <= TOLERANCES[dtype.itemsize]:
+    if not error <= dtype_tolerance(dtype):
         return make_finding(call_name, name, dtype, "wrong", f"differs by {error:.2g} of the largest number")
     return make_finding(call_name, name, dtype, "works")
 
