@@ -245,11 +245,19 @@ class GenerationTask:
         return requests
 
     async def _hand_over(self) -> None:
-        """Submit the requests to the engine, and wait until it has accepted them."""
+        """Submit the requests to the engine, and wait until it has accepted them.
+
+        Raises:
+            ApiError: the task failed before it had output.
+        """
         if self._error is None:
             self._engine.start(self)
         while self._num_accepted < len(self.opened):
-            await self._wait()
+            try:
+                await self._wait()
+            except ApiError:
+                if not self._changed or self._num_accepted < len(self.opened):
+                    raise  # otherwise the client gets the unread output first: `deltas` and `outputs` raise later
 
     async def _finish(self) -> None:
         while not self.is_done:
