@@ -98,6 +98,12 @@ class ModelOptions:
         "exist",
         choices=AUTOTUNE,
     )
+    reproducible: str = option(
+        "off",
+        "give a request's logits and tokens the same bits alone and in any batch, at every start: kernels are chosen by the "
+        "configuration, never by timing (on CPUs, without tensor parallelism)",
+        choices=("off", "on"),
+    )
     weights: str = option(
         "auto",
         "storage of bfloat16 weights in memory: plain, or packed12, a lossless compression to 12 bits (on CPUs; MoE "

@@ -76,7 +76,7 @@ def choose_functions(
         is_anew = options.model.autotune == "again"
         try_functions(layout, place, registry, overrides, providers, anew=is_anew)
         calls = make_rank_calls(layout, place, registry, overrides)
-    if options.model.autotune != "off":
+    if options.model.autotune != "off" and options.model.reproducible == "off":
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("kernels are chosen")
     if group.rank == 0 and any(item.plugin for item in registry.implementations):

@@ -24,7 +24,7 @@ ROUNDINGS = ("int8", "int4")
 """Values of --quantization that quantize weights on load. Other values of ``HostCosts.quantization`` name formats of
 checkpoints that are already quantized."""
 ROOM_OPTIONS = (
-    *("functions", "autotune", "weights", "quantization_group_size", "sliding_window"),
+    *("functions", "autotune", "reproducible", "weights", "quantization_group_size", "sliding_window"),
     *("experts", "device"),
     *("block_size", "num_kv_blocks", "kv_cache_dtype", "swap_space", "expert_offload", "memory_utilization"),
     *("max_num_seqs", "max_num_batched_tokens", "chunked_prefill_size", "preemption_mode", "context_shift", "keep"),

@@ -279,6 +279,8 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         _check_draft_rank(rank, topology, len(everyone))
         flags[rank] = device_names[0] if len(set(device_names)) == 1 else "auto"
     devices = resolve_devices(flags, everyone)
+    if options.model.reproducible != "off":
+        check_reproducible(topology, devices)
     if len(devices) > topology.num_places:
         draft_devices[rank] = devices.pop(rank)
     dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
@@ -306,6 +308,24 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         expert_memory=int(options.cache.expert_offload * GIB),
         is_one_cpu_host=len(hosts) == 1 and hosts.pop()[1] == "cpu",
     )
+
+
+def check_reproducible(topology: Topology, devices: Mapping[int, DeviceName]) -> None:
+    """Refuse layouts whose bits are not reproducible.
+
+    Raises:
+        UserError: a stage has several tensor-parallel ranks, or a rank is not on a CPU.
+    """
+    if max(topology.tp_sizes) > 1:
+        raise UserError(
+            f"--reproducible: sums over {max(topology.tp_sizes)} tensor-parallel ranks have other bits than one rank's; give -tp 1, and "
+            "-pp for more ranks"
+        )
+    for rank, device in devices.items():
+        if device.type != "cpu":
+            raise UserError(
+                f"--reproducible: the bits of kernels on {device.type} (rank {rank}) may depend on the batch; give --device cpu"
+            )
 
 
 def check_context_shift(options: EngineOptions, layout: Layout, place: Place) -> None:

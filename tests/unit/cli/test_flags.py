@@ -24,7 +24,7 @@ ENGINE_FLAGS = {
     "--scheduling-policy", "--batch-policy", "--preemption-mode", "--context-shift", "--keep",
     "--pipeline-schedule", "--max-inflight", "--speculative-config",
     "--threads", "--log-level", "--timeout", "--fault-timeout", "--port-range", "--functions", "--trace", "--profile", "--step-sink",
-    "--autotune", "--no-autotune",
+    "--autotune", "--no-autotune", "--reproducible", "--no-reproducible",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
 }  # fmt: skip
 SAMPLING_FLAGS = {
@@ -48,7 +48,7 @@ COMM_FLAGS = {
 ACCURACY_FLAGS = COMM_FLAGS | {
     "--layout", "--text", "--reference-dtype", "--per-layer", "--output-json",
     "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
-    "--functions", "--autotune", "--no-autotune",
+    "--functions", "--autotune", "--no-autotune", "--reproducible", "--no-reproducible",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--prefix-cache-eviction", "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
@@ -67,7 +67,8 @@ SIMULATE_FLAGS = {
 }  # fmt: skip
 FUNCTIONS_FLAGS = {
     "--output-json", "--plot", "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
-    "--functions", "--autotune", "--no-autotune", "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
+    "--functions", "--autotune", "--no-autotune", "--reproducible", "--no-reproducible", "--weights", "--quantization", "-q", "--quantization-group-size",
+    "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--prefix-cache-eviction", "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
 } | COMM_FLAGS  # fmt: skip

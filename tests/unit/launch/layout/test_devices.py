@@ -60,3 +60,18 @@ def test_ranks_of_a_node_take_its_accelerators_round_robin():
 def test_missing_device_is_refused_with_its_rank(device, complaint):
     with pytest.raises(UserError, match=complaint):
         layout_of([host(0, "npu", 2), host(1)], pipeline_parallel_size=2, device=device)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "--reproducible: sums over 2 tensor-parallel ranks have other bits"),
+        ({"pipeline_parallel_size": 2, "device": "cpu,npu"}, r"kernels on npu \(rank 1\) may depend on the batch"),
+    ],
+)
+def test_layouts_without_reproducible_bits_are_refused(options, message):
+    hosts = [host(0, "npu", 1, "host", 0), host(1, "npu", 1, "host", 1)]
+    with pytest.raises(UserError, match=message):
+        layout_of(hosts, reproducible=True, **options)
+    layout_of(hosts, **options)
+    layout_of(hosts, reproducible=True, pipeline_parallel_size=2, device="cpu")
