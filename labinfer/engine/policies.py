@@ -136,10 +136,7 @@ def throttle(state: SchedulerState) -> Budget:
     """
     pressure = min(1.0, state.free_fraction / HIGH_WATERMARK)
     share = -(-state.prefill_tokens // (THROTTLE_ROUNDS * state.num_micro_batches))
-    return Budget(
-        num_decodes=state.decode_share,
-        num_prefill_tokens=max(MIN_PREFILL_TOKENS, int(share * pressure)),
-    )
+    return Budget(num_decodes=state.decode_share, num_prefill_tokens=max(MIN_PREFILL_TOKENS, int(share * pressure)))
 
 
 def phases(state: SchedulerState) -> Budget:

@@ -279,11 +279,7 @@ class Decoder(nn.Module):
         return self.run_layers(batch, hidden_TD, caches)
 
     def run_layers(
-        self,
-        batch: ModelInputBatch,
-        hidden_TD: torch.Tensor,
-        caches: list[Any],
-        inputs_TLP: torch.Tensor | None = None,
+        self, batch: ModelInputBatch, hidden_TD: torch.Tensor, caches: list[Any], inputs_TLP: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run the stage's layers on embedded tokens or activations; returns the result of ``forward``.
 

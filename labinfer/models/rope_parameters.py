@@ -92,10 +92,7 @@ def require_ropes_by_type(file: ConfigFile) -> None:
         or (isinstance(given, dict) and all(isinstance(given.get(kind), dict) for kind in (FULL, SLIDING))),
         f"rope_parameters should have an entry for {FULL} and for {SLIDING}, not {given!r:.80}",
     )
-    file.require(
-        not (given and scaling),
-        "has both rope_parameters and rope_scaling; leave rope_scaling out",
-    )
+    file.require(not (given and scaling), "has both rope_parameters and rope_scaling; leave rope_scaling out")
     file.require(
         not (isinstance(scaling, dict) and "type" in scaling and "rope_type" not in scaling),
         "rope_scaling has a type but no rope_type, and Transformers ignores it in this family; name it rope_type, or leave it out",

@@ -8,11 +8,7 @@ from labinfer.functions.provider import Provider
 from labinfer.functions.reference import attention, elementwise, linear, sampling
 from labinfer.functions.registry import FunctionRegistry
 
-DENSE = {
-    "pack_weight": linear.pack_weight,
-    "linear": linear.linear,
-    "embedding": linear.embedding,
-}
+DENSE = {"pack_weight": linear.pack_weight, "linear": linear.linear, "embedding": linear.embedding}
 
 
 class PlainReferenceProvider(Provider):
