@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.functions.registry import EXPERT_FUNCTIONS, FunctionRegistry, Implementation, layout_group
-
-REQUIRED_BY_LAYOUT = ("pack_weight", "pack_codes", "linear", "embedding", *EXPERT_FUNCTIONS)
-"""Functions without which a weight layout that has them cannot be used. ``gated_linear`` is optional."""
+from labinfer.functions.registry import REQUIRED_BY_LAYOUT, FunctionRegistry, Implementation, layout_group
 
 
 def drop_with_layout(registry: FunctionRegistry, function: str, name: str, quantization: str) -> list[tuple[str, str]]:
@@ -20,7 +17,7 @@ def drop_with_layout(registry: FunctionRegistry, function: str, name: str, quant
     ]
     registry.drop(function, name, quantization)
     removed = {(function, name): None} if gone else {}
-    for item in gone if function in REQUIRED_BY_LAYOUT else ():
+    for item in gone if function in (*REQUIRED_BY_LAYOUT, "pack_codes") else ():
         if any(_replaces(other, item) for other in registry.all_candidates(function)):
             continue
         for other in layout_group(function):

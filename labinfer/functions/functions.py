@@ -36,8 +36,7 @@ class MatrixFunctions:
     linear: Linear
     gated_linear: GatedLinear | None
     """Fused gated product; None if layers call ``linear`` and the activation one after the other, with an equal result."""
-    embedding: Embedding | None
-    """Embedding lookup; None if embedding tables are not stored in this layout."""
+    embedding: Embedding
     target: str
     """Key of ``linear`` in a ``Choice``, such as ``layer.linear``."""
     quantization: str

@@ -34,15 +34,10 @@ EXPERT_FUNCTIONS = ("make_experts", "experts")
 ACTIVATIONS = ("silu_and_mul", "gelu_and_mul")
 """Functions that ``gated_linear`` replaces if it has an implementation."""
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)
+REQUIRED_BY_LAYOUT = ("pack_weight", "linear", "embedding", *EXPERT_FUNCTIONS)
+"""Functions that every weight layout has. Others are optional: ``gated_linear``, and ``pack_codes``, which only some checkpoints need."""
 OTHER_FUNCTIONS = (
-    *(
-        "add_rms_norm",
-        *ACTIVATIONS,
-        "rotate_and_write",
-        "paged_attention",
-        "causal_conv",
-        "delta_rule",
-    ),
+    *("add_rms_norm", *ACTIVATIONS, *CACHE_FUNCTIONS, "causal_conv", "delta_rule"),
     *("gated_norm", "write_latent", "latent_attention", "route", "argmax", "sample"),
 )
 CHOSEN_BY_SEQUENCE = ("latent_attention",)
@@ -206,7 +201,7 @@ class FunctionRegistry:
             choice: the fastest implementations as measured; the preferred implementation for targets that it lacks.
 
         Raises:
-            UserError: a function or implementation does not exist, or the given ones read weights in different layouts.
+            UserError: a function or implementation does not exist, the given ones read weights in different layouts, or a layout lacks a function.
         """
         overrides, choice = overrides or {}, choice or {}
         self.check(device, dtype, overrides, quantization)
@@ -229,7 +224,7 @@ class FunctionRegistry:
                 pack_weight=_pick(known["pack_weight"]),
                 linear=_pick(known["linear"], choice.get(target, ())),
                 gated_linear=_gated_linear(known, choice.get(target, ()), overrides),
-                embedding=_pick(known["embedding"]) if known["embedding"] else None,
+                embedding=_pick(known["embedding"]),
                 target=target,
                 quantization=own,
                 pack_codes=_pick(known["pack_codes"]) if known["pack_codes"] else None,
@@ -289,7 +284,7 @@ class FunctionRegistry:
         self._candidates[function] = [each for each in items if (each.name, each.quantization) != (name, quantization)]
 
     def check(self, device: HasDeviceType, dtype: torch.dtype, overrides: Mapping[str, str], quantization: str) -> None:
-        """Validate the names in ``overrides``, and that the given implementations share their packed layouts.
+        """Validate the names in ``overrides``, that the given implementations share their packed layouts, and that no layout lacks a function.
 
         Raises:
             UserError: see ``select``.
@@ -315,9 +310,8 @@ class FunctionRegistry:
             layouts: dict[tuple[str, ...], set[str]] = {}
             for function, name in overrides.items():
                 reads_weights = layout_group(function)
-                looked_up = (
-                    "linear" if function == "gated_linear" else function
-                )  # not every linear has a fused gated_linear
+                # not every linear has a fused gated_linear
+                looked_up = "linear" if function == "gated_linear" else function
                 known = self.candidates(looked_up, device, dtype, {}, own if reads_weights else "none")
                 if known and name not in known:
                     raise UserError(
@@ -333,6 +327,21 @@ class FunctionRegistry:
                     raise UserError(
                         f"--functions {given}: these functions share packed weights, but pack them differently; "
                         "choose compatible names"
+                    )
+        for own in dict.fromkeys((*(kind_quantization(kind, quantization) for kind in get_args(MatrixKind)), *CODES)):
+            self._check_layouts(device, dtype, own)
+
+    def _check_layouts(self, device: HasDeviceType, dtype: torch.dtype, quantization: str) -> None:
+        """Check that each weight layout has all of ``REQUIRED_BY_LAYOUT``."""
+        for group in WEIGHT_FUNCTIONS:
+            known = {each: self.candidates(each, device, dtype, {}, quantization).values() for each in group}
+            for function, item in ((each, item) for each in group for item in known[each]):
+                has = [each for each in group if any(other.layout == item.layout for other in known[each])]
+                if missing := " and ".join(each for each in group if each in REQUIRED_BY_LAYOUT and each not in has):
+                    source = f"--plugin {item.plugin}: " if item.plugin else ""
+                    raise UserError(
+                        f"{source}{function}={item.name} is for the weight layout {item.layout!r}, which lacks {missing} "
+                        f"for {_describe(device, dtype, quantization)}; register the missing functions, too"
                     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from labinfer.base.errors import UserError
 from labinfer.functions.calls import FunctionCall, LinearCall
 from labinfer.functions.functions import MatrixFunctions, MatrixKind
 from labinfer.functions.packed_weight import PackedWeight, export_packed, import_packed
@@ -76,7 +77,11 @@ class Matrix(WeightedModule):
                 self._blocks.append(MatrixBlock((begin, end), values))
             else:
                 codes = Codes.empty(chosen, end - begin, parts[0].columns, self.weight.device)
-                self._blocks.append(MatrixBlock((begin, end), self._code_functions[chosen.quantization], codes))
+                functions = self._code_functions[chosen.quantization]
+                if functions.pack_codes is None:
+                    lacks = f"the layout of {functions.packing!r} has no pack_codes, which quantized checkpoints need"
+                    raise UserError(f"{lacks}; register it, or give --functions linear=reference")
+                self._blocks.append(MatrixBlock((begin, end), functions, codes))
             begin = end
         if all(block.codes is not None for block in self._blocks):
             self.weight = None

@@ -120,7 +120,7 @@ def test_kind_of_a_matrix_decides_about_its_quantization(quantization):
 
 def test_exact_matrices_take_the_implementation_that_is_named_where_it_knows_them():
     registry = reference_registry(32)
-    calls = {"pack_weight": lambda weight: weight, "linear": lambda *_: "named"}
+    calls = {"pack_weight": lambda weight: weight, "linear": lambda *_: "named", "embedding": lambda *_: "row"}
     registry.add_all(calls, name="named", quantization="int8", layout="panels")
     registry.add_all(calls, name="both", quantization="int8", layout="panels")
     registry.add_all(calls, name="both", layout="panels")

@@ -113,3 +113,37 @@ def test_flags_that_mix_layouts_are_refused():
 def test_functions_nobody_knows_are_refused():
     with pytest.raises(KeyError, match="unknown function 'relu'"):
         FunctionRegistry().add("relu", Implementation(name="x", call=torch.relu))
+
+
+@pytest.mark.parametrize(
+    ("functions", "quantization", "is_named", "lone", "missing"),
+    [
+        (("pack_codes", "linear", "embedding"), "int8", False, "pack_codes", "pack_weight"),
+        (("pack_codes", "linear", "embedding"), "int8", True, "pack_codes", "pack_weight"),
+        (("pack_weight", "embedding"), "int8", True, "pack_weight", "linear"),
+        (("linear", "gated_linear"), "none", False, "linear", "pack_weight and embedding"),
+        (("pack_weight", "linear"), "int4/32", False, "pack_weight", "embedding"),
+        (("gated_linear",), "int8", False, "gated_linear", "pack_weight and linear and embedding"),
+        (("experts",), "int4", False, "experts", "make_experts"),
+        (("make_experts",), "none", True, "make_experts", "experts"),
+    ],
+    ids=str,
+)
+def test_weight_layout_that_lacks_a_function_is_refused(functions, quantization, is_named, lone, missing):
+    """A product without its packing, or packed weights that nothing multiplies, can be run only in part."""
+    registry = reference_registry()
+    registry.plugin = "ideas"
+    for function in functions:
+        registry.add(function, Implementation(name="own", call=print, quantization=quantization, layout="rows"))
+    overrides = dict.fromkeys(functions, "own") if is_named else {}
+    with pytest.raises(UserError) as refused:
+        registry.select(CPU, torch.float32, overrides, quantization.partition("/")[0])
+    assert str(refused.value).startswith(
+        f"--plugin ideas: {lone}=own is for the weight layout 'rows', which lacks {missing} for cpu in float32"
+    )
+
+
+def test_weight_layout_that_another_device_lacks_is_used():
+    registry = packing_registry()
+    registry.add("linear", Implementation(name="card", call=print, devices=("card",), layout="rows"))
+    assert registry.select(CPU, torch.float32).matrices["layer"].pack_weight(None) == "packed pack_weight"

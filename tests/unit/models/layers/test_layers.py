@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_llama import model_of, plain_slices
 
+from labinfer.base.errors import UserError
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.attention_batch import AttentionBatch
@@ -22,9 +23,11 @@ from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.decoder import DecoderLayer
 from labinfer.models.layers.attention import AttentionConfig
 from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.embedding import VocabParallelEmbedding
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.models.layers.mlp import GatedMLPConfig
 from labinfer.models.layers.rope import RopeConfig, RotaryTable
+from labinfer.weights.codes import QuantLayout
 from labinfer.weights.loader import pack_weights
 
 CPU = torch.device("cpu")
@@ -328,3 +331,21 @@ def test_the_vocabulary_over_several_ranks_is_that_of_one(vocab, tp_size):
     assert all(torch.equal(rank[0], embedded) for rank in ranks)
     torch.testing.assert_close(ranks[0][1], logits)
     assert [rank[1] for rank in ranks[1:]] == [None] * (tp_size - 1)
+
+
+def test_quantized_weights_need_a_layout_with_pack_codes():
+    registry = reference_registry()
+    calls = {"pack_weight": print, "linear": print, "embedding": print}
+    registry.add_all(calls, name="own", quantization="int8", layout="rows")
+    ctx = StageContext(
+        tp=TensorParallelCommunicator(LocalCommunicator()),
+        functions=registry.select(CPU, torch.float32),
+        dtype=torch.float32,
+        first_layer=0,
+        last_layer=1,
+        is_first=True,
+        is_last=True,
+    )
+    VocabParallelEmbedding(40, 64, ctx).choose_forms("lm_head", lambda name: QuantLayout(4, 32))
+    with pytest.raises(UserError, match="the layout of 'own rows int8' has no pack_codes, .* --functions linear=ref"):
+        VocabParallelEmbedding(40, 64, ctx).choose_forms("lm_head", lambda name: QuantLayout(8, 32))
