@@ -100,6 +100,8 @@ class QuantizedWeight:
     """Minima that are added to the weights of each group; empty if interleaved with ``data``, None without minima."""
     table: str = ""
     """Name in ``TABLES`` of the values of the codes; empty if a code is its own value."""
+    values: torch.Tensor | None = None
+    """Values of ``table`` on the weight's device, float32; None without a table, or if the implementation holds the table itself."""
     global_scale: float = 1.0
     """Power of two by which the stored float16 ``scales`` are multiplied in use. Their true values may exceed float16."""
 
@@ -113,8 +115,8 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        offsets = (self.zeros, self.minima)
-        return self.data.nbytes + self.scales.nbytes + sum(x.nbytes for x in offsets if x is not None)
+        others = (self.zeros, self.minima, self.values)
+        return self.data.nbytes + self.scales.nbytes + sum(x.nbytes for x in others if x is not None)
 
     def clone(self) -> QuantizedWeight:
         return clone_tensors(self)

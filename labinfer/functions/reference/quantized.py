@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +95,7 @@ def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
         zeros=codes.zeros,
         minima=minima,
         table=form.table,
+        values=torch.tensor(TABLES[form.table], dtype=torch.float32, device=data.device) if form.table else None,
         outputs=codes.num_outputs,
         inputs=codes.num_inputs,
         dtype=dtype,
@@ -140,8 +140,8 @@ def dequantize(weight: QuantizedWeight, outputs: slice | torch.Tensor = slice(No
         data = torch.stack([words & 31, words >> 5 << 2 | lower], dim=3)
     whole = data.view(len(scales), -1, weight.group).float()
     zeros = 1 << (weight.bits - 1) if weight.zeros is None else weight.zeros[outputs].float().unsqueeze(2)
-    if weight.table:
-        whole, zeros = _table_values(weight.table, whole.device)[whole.int()], 0
+    if weight.values is not None:
+        whole, zeros = weight.values[whole.int()], 0
     if weight.minima is None:
         wide = (whole - zeros) * scales.unsqueeze(2)
     else:
@@ -197,12 +197,6 @@ def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     large = x * 4097.0
     high = large - (large - x)
     return high, x - high
-
-
-@lru_cache(8)
-def _table_values(name: str, device: torch.device) -> torch.Tensor:
-    """Values of a code table, float32; copied to the device once."""
-    return torch.tensor(TABLES[name], dtype=torch.float32, device=device)
 
 
 def _peak(values: torch.Tensor) -> float:
