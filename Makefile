@@ -124,7 +124,7 @@ test-devices: $(VENV)/.setup-test ## real launches on an accelerator, or on a ma
 
 # Those of the pages apart: their event loop stays in the process.
 test-timing: $(VENV)/.setup-test ## what must be fast, with nothing beside it
-	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/cluster tests/test_*.py)
+	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" $(shell grep -rl --include='test_*.py' 'mark.timing' tests/unit tests/server tests/cluster tests/plugins tests/test_*.py)
 	$(LIMIT) 300 $(BIN)/python -m pytest -m "timing and not slow" tests/browser
 
 CLIENTS := .clients

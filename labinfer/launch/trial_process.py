@@ -30,7 +30,7 @@ from labinfer.functions.registry import WeightChoice
 from labinfer.functions.trial import PASSING, Finding, TrialCase, Trials, Verdict, is_tried, make_cases
 from labinfer.launch.providers import make_providers, make_registry, reference_registry
 
-FIRST_SECONDS = 8.0
+FIRST_SECONDS = 6.0
 """Seconds without a result after which an implementation counts as hanging in its first case, for which it may be compiled."""
 HANG_SECONDS = 5.0
 """Seconds without a result after which an implementation counts as hanging in a later case."""

@@ -23,20 +23,32 @@ from labinfer.functions.reference import attention, elementwise
 NUMBER = {number!r}  # another file for each test, whose trials are not cached
 
 
+def note(text):
+    with open({notes!r}, "a") as file:
+        file.write(f"{{os.getpid()}} {{text}}\\n")
+
+
 def crashes(*arguments):
+    note("crashes")
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def ends(*arguments):
+    note("ends")
     os._exit(3)
 
 
 def hangs(*arguments):
+    note("hangs")
     time.sleep(1000)
 
 
 def is_wrong(*arguments):
+    note("is_wrong")
     return attention.paged_attention(*arguments) * 1.01
+
+
+note("imported")
 
 
 @register("function_provider", "faulty")
@@ -55,18 +67,36 @@ class Faulty(Provider):
 DROPPED = {
     "add_rms_norm": "crashes: was ended by SIGSEGV, for 3 tokens in float32",
     "rotate_and_write": "crashes: ended with exit code 3, for 3 tokens in float32",
-    "silu_and_mul": "hangs: no result within 8 s, for 3 tokens in float32",
+    "silu_and_mul": "hangs: no result within 6 s, for 3 tokens in float32",
     "paged_attention": "differs from the reference by 0.01 times its largest number, more than 0.0001, for 3 tokens",
     "argmax": "raises: ",
 }
 TRIED = "trying the kernels of this device and of plugins once"
+MAX_DELAY = 10.0
+"""Seconds by which faulty kernels may delay the first start."""
+MAX_LATER_DELAY = 1.0
+"""Seconds of noise in the difference of two starts that do the same."""
 
 
 @pytest.fixture
-def plugin(tmp_path) -> Path:
+def notes(tmp_path) -> Path:
+    """File in which each process that has the plugin notes what it runs."""
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def plugin(tmp_path, notes) -> Path:
     path = tmp_path / "faulty.py"
-    path.write_text(PLUGIN.format(number=os.urandom(8).hex()))
+    path.write_text(PLUGIN.format(number=os.urandom(8).hex(), notes=str(notes)))
     return path
+
+
+def take_notes(notes: Path) -> tuple[int, set[str]]:
+    """Number of processes that imported the plugin since the last call, and the faulty kernels that ran."""
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    notes.unlink()
+    importers = {pid for pid, text in lines if text == "imported"}
+    return len(importers), {text for _, text in lines} - {"imported"}
 
 
 def answer(tmp_path: Path, launcher: str, ranks: int, *flags: object, **env: str) -> tuple[Finished, list[list[int]]]:
@@ -97,8 +127,8 @@ def dropped(done: Finished) -> list[str]:
         pytest.param("mpirun", 2, ("-pp", "2"), id="pp 2", marks=pytest.mark.slow),
     ],
 )
-def test_each_fault_is_named_and_dropped(plugin, tmp_path, launcher, ranks, flags):
-    """In the first start after trials in another process; in the second one, they are known."""
+def test_each_fault_is_named_and_dropped(plugin, notes, tmp_path, launcher, ranks, flags):
+    """In the first start after trials in another process; the second one starts no process for trials, and runs none of the kernels."""
     _, expected = answer(tmp_path, launcher, ranks, *flags)
     for number in range(2):
         done, tokens = answer(tmp_path, launcher, ranks, *flags, "--plugin", plugin)
@@ -108,6 +138,21 @@ def test_each_fault_is_named_and_dropped(plugin, tmp_path, launcher, ranks, flag
         for function, text in DROPPED.items():
             assert any(line.startswith(f"{function}=faulty {text}") for line in found), done.text
         assert (TRIED in done.stderr) == (number == 0), done.text
+        importers, called = take_notes(notes)
+        if number == 0:
+            assert importers > ranks and called == {"crashes", "ends", "hangs", "is_wrong"}
+        else:
+            assert (importers, called) == (ranks, set())
+
+
+@pytest.mark.timing
+def test_faulty_kernels_delay_only_the_first_start(plugin, notes, tmp_path):
+    """One that crashes, one that hangs and one that is wrong by 1 %."""
+    usual = min(answer(tmp_path, "single", 1)[0].seconds for _ in range(2))
+    first, second = (answer(tmp_path, "single", 1, "--plugin", plugin)[0] for _ in range(2))
+    delays = first.seconds - usual, second.seconds - usual
+    assert {"add_rms_norm", "silu_and_mul", "paged_attention"} <= {line.partition("=")[0] for line in dropped(second)}
+    assert delays[0] <= MAX_DELAY and delays[1] <= MAX_LATER_DELAY, delays
 
 
 @pytest.mark.slow
