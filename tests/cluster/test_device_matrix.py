@@ -3,13 +3,20 @@ Transformers' greedy tokens, logits and beams, and the tokens that the CPU draws
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from checkpoints import FAMILIES, KINDS
 from golden_launches import NEWEST, SAMPLE_CASES, SCENARIOS, Case, cases_of, check, run_driver
-from launchers import LAUNCHERS
+from launchers import LAUNCHERS, matrix
 from many_streams import ask_all
 from serving import serving
 
+import labinfer
+from labinfer.launch.measure.probe_layout import model_name
+from labinfer.models.registry import load_config
+
+DEMO = Path(labinfer.__file__).parent / "assets" / "demo"
 SWITCHES = ("no-float64", "late-copies")
 PP, TP = "pipeline_parallel_size", "tensor_parallel_size"
 LAYOUTS = {
@@ -67,3 +74,29 @@ def test_streams_and_a_change_of_the_layout(launcher, fake_device):
         status, answer = server.post("/v1/cluster/layout", {TP: [1, 1], "layers": [2, 4]})
         assert status == 200 and answer["changed"], answer
         assert ask_all(server, 100) == expected
+
+
+def plan_of(stages: dict[str, int]) -> dict:
+    """Body that asks for a plan of the demo model: machine → layers of its stage."""
+    rounding = {"tp_size": 1, "dtype": "float32", "quantization": "none"}
+    described = [{"machine": machine, "layers": layers} | rounding for machine, layers in stages.items()]
+    return {"plan": {"model": model_name(load_config(DEMO)), "stages": described}}
+
+
+@pytest.mark.parametrize(("launcher",), matrix(("mpirun",), over=[()]))
+def test_plan_of_a_node_with_a_card_and_a_cpu_rank_replaces_a_layout(launcher, fake_device):
+    """Streams go on with the same tokens while layers move between the ranks, which keep their devices."""
+    env = fake_device("npu", *SWITCHES) | {"LABINFER_NODE_NAME": "a"}
+    flags = ("--dtype", "float32", "--device", "npu,cpu", "-pp", "2")
+    with serving(*flags, launcher=launcher, ranks=2, **env) as server:
+        expected = ask_all(server, 100)
+        for stages, ranks in (
+            ({"a/npu": 5, "a/cpu": 1}, [("npu:0", 5), ("cpu", 1)]),
+            ({"a/npu": 6}, [("npu:0", 6)]),
+        ):
+            status, answer = server.post("/v1/cluster/layout", plan_of(stages))
+            assert status == 200 and answer["changed"], answer
+            assert [(rank["device"], rank["num_layers"]) for rank in answer["ranks"]] == ranks
+            assert ask_all(server, 100) == expected
+        status, answer = server.post("/v1/cluster/layout", plan_of({"a/npu": 5, "a/musa": 1}))
+        assert status == 400 and "a layout change keeps the device of each rank" in answer["error"]["message"], answer

@@ -16,14 +16,14 @@ from labinfer.base.errors import CollectiveError, UserError
 from labinfer.base.option_fields import join
 from labinfer.base.other_engines import as_keywords
 from labinfer.base.sampling_params import SamplingParams
+from labinfer.cli.commands.changed_layout import changed_options, check_devices, kept_machines, layout_shape
 from labinfer.cli.commands.loading import announce, load
 from labinfer.cli.commands.session import Session
 from labinfer.comm.spmd.machine import return_freed_memory
 from labinfer.engine.request import Request
-from labinfer.launch.layout.layout import Layout, make_layout
+from labinfer.launch.layout.layout import make_layout
 from labinfer.launch.measure.probe_layout import model_name
 from labinfer.planner.cluster import MachinePairLink
-from labinfer.planner.saved_plan import plan_options
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.host.engine_host import EngineHost, Layouts
 from labinfer.server.host.followers import follow_host
@@ -172,11 +172,13 @@ class Hosting:
                 )
             options = self._changed_options(change)
             layout = make_layout(options, llm.layout.config, self._group.everyone)
+            if change.plan is not None:
+                check_devices(llm.layout, layout)
         except UserError as error:
             raise UserError(as_keywords(str(error))) from None
         if len(self.llms) > 1 and layout.topology.placed_ranks != llm.layout.topology.placed_ranks:
             raise UserError("ranks: with several models, all must keep the ranks that they have; give the same ranks")
-        return None if _shape(layout) == _shape(llm.layout) else self._layouts | {change.model: options}
+        return None if layout_shape(layout) == layout_shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
         """Engine options of each model after a better layer split of model ``name``, on rank 0; None if that split has
@@ -200,8 +202,12 @@ class Hosting:
         Raises:
             UserError: see ``changed_options``.
         """
-        options = changed_options(self._layouts[change.model], change, [info.node for info in self._group.everyone])
-        length = self.llms[change.model].spec.max_model_len
+        options, llm, everyone = self._layouts[change.model], self.llms[change.model], self._group.everyone
+        machines, devices = [info.node for info in everyone], []
+        if change.plan is not None:
+            machines, devices = kept_machines(change.plan, options, llm.layout.all_devices, everyone)
+        options = changed_options(options, change, machines, devices)
+        length = llm.spec.max_model_len
         return replace(options, model=replace(options.model, max_model_len=length))
 
     def _change(self, layouts: Layouts) -> str:
@@ -311,43 +317,3 @@ def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
         for pair in links
         if pair.a != pair.b
     ]
-
-
-def changed_options(options: EngineOptions, change: LayoutChange, nodes: Sequence[str]) -> EngineOptions:
-    """Engine options of a model after ``change``, with as many KV blocks as fit into memory.
-
-    Args:
-        nodes: node name of each rank of the launch.
-
-    Raises:
-        UserError: a value is invalid by itself.
-    """
-    options = replace(options, planned_blocks=0)  # planned blocks are for the layout of the start
-    parallel, model = options.parallel, options.model
-    if change.plan is not None:
-        if change.moves or change.dtype is not None or change.quantization is not None:
-            raise UserError("plan already determines all other fields; leave them out")
-        return plan_options(change.plan, options, nodes)
-    if change.moves:
-        sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())
-        num_placed = sum(sizes) if len(sizes) > 1 else sizes[0] * len(layers)
-        ranks = tuple(change.ranks or ())
-        if not ranks and 0 < num_placed < len(nodes):  # the ranks in use now, or else the first ones
-            ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
-        parallel = replace(
-            parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks, layout=""
-        )
-    if change.dtype is not None:
-        model = replace(model, dtype=tuple(change.dtype))
-    if change.quantization is not None:
-        given = change.quantization
-        model = replace(model, quantization=(given,) if isinstance(given, str) else tuple(given))
-    changed = replace(options, parallel=parallel, model=model)
-    changed.check()
-    return changed
-
-
-def _shape(layout: Layout) -> tuple:
-    """Those values of a layout that a ``LayoutChange`` may change, to compare two layouts."""
-    topology = layout.topology
-    return topology.places, topology.layers, layout.dtypes, layout.quantizations

@@ -115,9 +115,10 @@ def num_sharing(rank: int, devices: Mapping[int, DeviceName], everyone: Sequence
 
 def machine_names(devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> list[str]:
     """Name of the machine of each rank for the planner: its node, or ``node/type`` where the ranks of a node use several device types,
-    whose costs differ."""
+    whose costs differ. A rank without a device has its node."""
     types: dict[str, set[str]] = {}
     for rank, device in devices.items():
         types.setdefault(everyone[rank].node, set()).add(device.type)
     nodes = [info.node for info in everyone]
-    return [f"{node}/{devices[rank].type}" if len(types[node]) > 1 else node for rank, node in enumerate(nodes)]
+    has_type = [rank in devices and len(types[node]) > 1 for rank, node in enumerate(nodes)]
+    return [f"{node}/{devices[rank].type}" if has_type[rank] else node for rank, node in enumerate(nodes)]

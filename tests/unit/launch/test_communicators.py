@@ -95,4 +95,5 @@ def test_node_with_ranks_on_unlike_devices_is_a_machine_for_each_type():
     everyone = [machine(rank, "a") for rank in range(3)] + [machine(rank, "b") for rank in (3, 4)]
     mixed = resolve_devices(dict(enumerate(["npu", "cpu", "cpu", "npu", "npu"])), everyone)
     assert machine_names(mixed, everyone) == ["a/npu", "a/cpu", "a/cpu", "b", "b"]
+    assert machine_names({0: mixed[0], 1: mixed[1]}, everyone) == ["a/npu", "a/cpu", "a", "b", "b"]
     assert [num_sharing(rank, mixed, everyone) for rank in mixed] == [1, 2, 2, 1, 1]

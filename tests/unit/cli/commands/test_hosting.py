@@ -11,7 +11,9 @@ import pytest
 
 from labinfer.base.config import EngineOptions, ParallelOptions
 from labinfer.base.errors import UserError
-from labinfer.cli.commands.hosting import WORTH_SECONDS, Hosting, changed_options
+from labinfer.cli.commands.changed_layout import changed_options, check_devices, kept_machines
+from labinfer.cli.commands.hosting import WORTH_SECONDS, Hosting
+from labinfer.comm.spmd.devices import DeviceName
 from labinfer.planner.saved_plan import SavedPlan, SavedStage
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.link.layout_change import LayoutChange
@@ -67,6 +69,59 @@ def test_plan_says_all():
     assert (options.model.dtype, options.model.quantization) == (("bfloat16", "float32"), ("none", "int8"))
     with pytest.raises(UserError, match="plan already determines all other fields"):
         changed({}, {"plan": plan, "layers": [4, 2]}, 3)
+
+
+NPU, CPU = DeviceName("npu", 0), DeviceName("cpu")
+
+
+def plan_of(*machines: str, tp_size: int = 1) -> SavedPlan:
+    stages = [msgspec.structs.replace(STAGE, machine=machine, layers=3, tp_size=tp_size) for machine in machines]
+    return SavedPlan(model="digest", stages=stages)
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "plan", "ranks", "after"),
+    [
+        (("npu", "cpu"), {0: NPU, 1: CPU}, ["a/npu", "a/cpu"], (), ("npu:0", "cpu")),
+        (("npu", "cpu"), {0: NPU, 1: CPU}, ["a/npu"], (0,), ("npu:0",)),
+        (("npu:0", "cpu", "cpu"), {0: NPU, 2: CPU, 1: CPU}, ["a/npu", "a/cpu", "a/cpu"], (), ("npu:0", "cpu", "cpu")),
+        (("npu", "cpu"), {0: NPU, 2: CPU}, ["a/npu", "a/cpu"], (0, 2), ("npu:0", "cpu")),
+        (("cpu", "npu"), {0: CPU, 1: NPU}, ["a"], (0,), ("cpu",)),
+        (("npu",), {0: NPU}, ["a", "a"], (), ("npu",)),
+    ],
+)
+def test_ranks_of_a_plan_keep_their_devices(device, devices, plan, ranks, after):
+    everyone = [SimpleNamespace(node="a")] * max(len(plan), 1 + max(devices))
+    before = EngineOptions.from_flat({"device": device})
+    machines, names = kept_machines(plan_of(*plan), before, devices, everyone)
+    parallel = changed_options(before, LayoutChange(plan=plan_of(*plan)), machines, names).parallel
+    assert (parallel.ranks, parallel.device) == (ranks, after)
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "plan", "message"),
+    [
+        (("npu",), {0: NPU, 1: NPU}, ["a/npu", "a/cpu"], "stage on a/npu, but no rank on a runs on npu, and a layout"),
+        (("npu", "cpu"), {0: NPU, 1: CPU}, ["a/npu", "a/musa"], "a/musa, but no rank on a runs on musa, and a layout"),
+        (("npu", "cpu"), {0: NPU, 1: CPU}, ["a/npu", "b"], "the plan has a stage on b, but ranks run only on a/npu, a"),
+        (("npu", "cpu"), {0: NPU, 2: CPU}, ["a", "a", "a"], "the plan needs 3 ranks on a, which has 2"),
+    ],
+)
+def test_plan_for_devices_that_no_rank_has_is_refused(device, devices, plan, message):
+    everyone = [SimpleNamespace(node="a")] * 3
+    before = EngineOptions.from_flat({"device": device})
+    with pytest.raises(UserError, match=message):
+        machines, names = kept_machines(plan_of(*plan), before, devices, everyone)
+        changed_options(before, LayoutChange(plan=plan_of(*plan)), machines, names)
+
+
+def test_rank_that_would_leave_its_device_is_refused():
+    before = SimpleNamespace(all_devices={0: NPU, 1: CPU})
+    check_devices(before, SimpleNamespace(devices={0: DeviceName("npu", 1), 2: CPU}))
+    with pytest.raises(
+        UserError, match="puts rank 1 on npu:1, but it runs on cpu, and a layout change keeps the device"
+    ):
+        check_devices(before, SimpleNamespace(devices={0: NPU, 1: DeviceName("npu", 1)}))
 
 
 @pytest.mark.parametrize(
