@@ -17,20 +17,9 @@ from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, own_times, read_sl
 
 FRACTIONS = (0.5, 0.9, 0.99)
 """Quantiles of latencies that a report shows, as fractions."""
-RANK_HEADER = (
-    "rank",
-    "stage",
-    "tp",
-    "steps",
-    "busy",
-    "bubble",
-    "waits",
-    "threads",
-    "CPUs",
-    "peak memory",
-    "private memory",
-    "weights read",
-)
+TIME_HEADER = ("rank", "stage", "tp", "steps", "busy", "bubble", "waits")
+RESOURCE_HEADER = ("rank", "threads", "CPUs", "peak memory", "private memory", "weights read")
+"""Columns of the two tables of ranks. One table with all of them is wider than a terminal."""
 
 
 @dataclass(kw_only=True)
@@ -123,8 +112,9 @@ class RunReport:
         prompts = f"{self.prompt_tokens} prompt token{'s' * (self.prompt_tokens != 1)}"
         return f"{answers}{what}; {prompts}"
 
-    def format(self) -> str:
-        """Format the report as text: counts and times of the run, then a table of its ranks."""
+    def format(self, max_width: int = 0) -> str:
+        """Format the report as text: counts and times of the run, then tables of the times and of the resources of its
+        ranks. For the argument see ``format_table``."""
         wall = self.wall_time or float("nan")
         rows = [
             ("requests", f"{self.num_finished} finished, {self.num_failed} failed"),
@@ -166,24 +156,23 @@ class RunReport:
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)
         if not self.workers:
             return text
-        ranks = [
+        times = [
             (
-                w.rank,
-                w.stage,
-                w.tp_rank,
-                w.num_steps,
-                f"{100 * (1 - self.bubble(w)):.1f} %",
-                f"{100 * self.bubble(w):.1f} %",
+                *(w.rank, w.stage, w.tp_rank, w.num_steps),
+                *(f"{100 * share:.1f} %" for share in (1 - self.bubble(w), self.bubble(w))),
                 self._describe_waits(w),
-                w.num_threads,
-                w.cpus,
-                format_bytes(w.peak_memory),
-                format_bytes(w.private_memory),
-                format_bytes(w.weight_bytes_read),
             )
             for w in self.workers
         ]
-        return f"{text}\n\n{format_table(RANK_HEADER, ranks)}"
+        resources = [
+            (
+                *(w.rank, w.num_threads, w.cpus),
+                *(format_bytes(size) for size in (w.peak_memory, w.private_memory, w.weight_bytes_read)),
+            )
+            for w in self.workers
+        ]
+        tables = (format_table(TIME_HEADER, times, max_width), format_table(RESOURCE_HEADER, resources, max_width))
+        return "\n\n".join([text, *tables])
 
     def _describe_waits(self, worker: WorkerStats) -> str:
         """Describe what a rank waited for, in percent of the run, the longest first."""

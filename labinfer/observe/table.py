@@ -6,20 +6,38 @@ import math
 import unicodedata
 from collections.abc import Sequence
 
+GAP = "  "
+"""Spaces between two columns of a table."""
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format rows as a text table under a header. Columns are aligned, those with numbers to the right."""
-    cells = [[str(value) for value in row] for row in rows]
-    columns = list(zip(header, *cells, strict=True))
-    widths = [max(display_width(text) for text in column) for column in columns]
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], max_width: int = 0) -> str:
+    """Format rows as a text table under a header. Columns are aligned, those with numbers to the right.
+
+    Args:
+        max_width: width of the terminal. The columns that do not fit follow in further tables below, each of which
+            begins with the first column again. 0 for no limit, as in a file.
+    """
+    cells = [list(header), *([str(value) for value in row] for row in rows)]
+    widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
     right = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            pad(text, width, to_right) for text, width, to_right in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in [list(header), *cells]
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    tables = []
+    for columns in _divide(widths, max_width):
+        lines = [GAP.join(pad(line[i], widths[i], right[i]) for i in columns).rstrip() for line in cells]
+        rule = GAP.join("-" * widths[i] for i in columns)
+        tables.append("\n".join([lines[0], rule[: max_width or None], *lines[1:]]))
+    return "\n\n".join(tables)
+
+
+def _divide(widths: Sequence[int], max_width: int) -> list[list[int]]:
+    """Numbers of the columns of each table, if the columns have these ``widths``. Every table begins with column 0, and
+    has at least one column more."""
+    tables = [[0]]
+    for column in range(1, len(widths)):
+        wide = sum(widths[i] for i in (*tables[-1], column)) + len(GAP) * len(tables[-1]) > max_width
+        if max_width and wide and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1].append(column)
+    return tables
 
 
 def pad(text: str, width: int, to_right: bool) -> str:

@@ -18,7 +18,7 @@ from labinfer.planner.saved_plan import SavedPlan, merge_equal, rounding
 from labinfer.planner.search import find_layout, judge
 from labinfer.planner.units import allowed_forms, choose_units, form_levels
 
-HEADER = ("machine", "memory", "layers", "tp", "dtype", "quantization", "KV tokens", "busy", "if removed")
+HEADER = ("machine", "memory", "layers", "tp", "dtype", "KV tokens", "busy", "if removed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,7 @@ def describe_stages(problem: Problem, solution: Solution, losses: Mapping[str, s
                 format_bytes(costs.memory),
                 f"{stage.begin}-{stage.end - 1}",
                 costs.tp_size,
-                costs.dtype,
-                costs.quantization,
+                costs.dtype + f", {costs.quantization}" * (costs.quantization != "none"),
                 blocks.of_rank[number] * problem.limits.block_size,
                 f"{100 * busy:.0f} %",
                 losses[stage.machine],

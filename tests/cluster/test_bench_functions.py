@@ -34,8 +34,11 @@ def test_every_function_is_in_the_table_with_its_roofline_limits_and_drawn(
     assert found["roofline_limits"]["memory"] > 1e8 and found["roofline_limits"]["float32"] > 1e8
     figures = found["figures"]
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("roofline limits (") and len(lines) == 4 + len(figures)
     functions = {one["function"] for one in figures}
+    assert lines[0].startswith("roofline limits (")
+    assert len(lines) == 1 + 4 * len(functions) + len(figures), (
+        "before the rows: a gap, a title, the header and its rule"
+    )
     assert functions == PRODUCTS | {"add_rms_norm", "silu_and_mul", "rotate_and_write"}
     for one in figures:
         assert one["rows"] in TIMED_ROWS and one["seconds"] > 0 and one["memory"] > 0

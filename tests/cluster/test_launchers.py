@@ -84,7 +84,7 @@ def test_spare_ranks_have_no_part_and_leave_with_the_others(launcher, model, alo
     assert done.stdout == alone.stdout
     assert "spare rank: 1" in done.stderr
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
-    assert [(row[0], row[3]) for row in rows[:2]] == [("0", "1"), ("2", "0")]  # rank and stage
+    assert [(row[0], row[2]) for row in rows[:2]] == [("0", "1"), ("2", "0")]  # rank and stage
     assert json.loads(report.read_text())["ranks"] == [0, 2]
 
 
@@ -130,8 +130,8 @@ def test_tp_layers_dtype_and_threads_are_given_per_stage_and_nothing_is_pickled(
     assert records.keys() == {"ids", "text"} and len(records["ids"]["token_ids"]) == 8
     assert "3 CPU threads per rank (--threads)" in done.stderr
     rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
-    # rank, host, device, stage, tp, layers, dtype
-    assert [row[3:7] for row in rows[:3]] == [
+    # rank, device, stage, tp, layers, dtype
+    assert [row[2:6] for row in rows[:3]] == [
         ["0", "0", "0-2", "float32"],
         ["0", "1", "0-2", "float32"],
         ["1", "0", "3-3", "bfloat16"],
@@ -144,8 +144,8 @@ def test_plan_shows_the_layout_without_starting_its_ranks(model, launches):
     assert "single process" not in done.stderr, "what was asked for comes first"
     title, gap, *lines = done.stdout.splitlines()
     assert (title, gap) == (f"{model} in 2 stages on 4 ranks, as if all ranks were on this machine", "")
-    assert lines[0].split()[:8] == ["rank", "host", "device", "stage", "tp", "layers", "dtype", "weights"]
-    assert lines[0].split()[8:] == ["KV/token", "KV", "tokens"], "this model has no recurrent states"
+    assert lines[0].split()[:7] == ["rank", "device", "stage", "tp", "layers", "dtype", "weights"]
+    assert lines[0].split()[7:] == ["KV/token", "KV", "tokens"], "this model has no recurrent states"
     assert len([line for line in lines if line.split()[:1] and line.split()[0].isdigit()]) == 4
     assert any("100 blocks (1600 tokens)" in line for line in lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -59,9 +60,13 @@ def jobs(model, tmp_path) -> Jobs:
 
 
 def placed(done: Finished) -> list[tuple[str, ...]]:
-    """Rank, host, stage, tp rank and layers, from the table of a start."""
-    rows = [line.split() for line in done.stderr.splitlines() if line.strip()[:1].isdigit()]
-    return [(row[0], row[1], *row[3:6]) for row in rows if row[1].startswith("node-")]
+    """Rank, host, stage, tp rank and layers, from the table of a start; the host is empty if there is only one."""
+    lines = done.stderr.splitlines()
+    (begin,) = (number for number, line in enumerate(lines) if line.startswith("rank  ") and " layers " in line)
+    header = lines[begin].split()
+    rows = [dict(zip(header, line.split(), strict=False)) for line in lines[begin + 2 :]]
+    names = ("rank", "host", "stage", "tp", "layers")
+    return [tuple(row.get(name, "") for name in names) for row in takewhile(lambda row: row["rank"].isdigit(), rows)]
 
 
 def test_plan_of_a_file_is_followed_or_refused_in_one_line(jobs, tmp_path):

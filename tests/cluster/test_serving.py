@@ -212,7 +212,7 @@ def test_two_models_on_two_ranks_answer_as_they_would_alone_until_a_signal(launc
     with serving(parallel, "2", *FLAGS[2:], *models, launcher=launcher, ranks=2) as server:
         check_both_at_once(server)
         server.complete(model="demo").check_error(404, "invalid_request_error", "model_not_found")
-        assert server.text.count("rank  host") == 1
+        assert server.text.count("rank  device") == 1
         check_drain(server, launcher, signal.SIGINT)
 
 

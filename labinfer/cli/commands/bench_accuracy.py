@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from labinfer.base.config import QUANTIZATION_GROUP_SIZES, EngineOptions, ModelOptions
 from labinfer.base.errors import ExitStatus, UserError
 from labinfer.base.option_fields import join
+from labinfer.base.standard_error import terminal_columns
 from labinfer.cli.bench.divergence import Divergence, summarize
 from labinfer.cli.bench.inspection import (
     ActivationSample,
@@ -131,7 +133,7 @@ def run(session: Session, own: AccuracyOptions) -> int:
     bench = AccuracyBench(group, options, own, documents)
     reports = bench.measure(choose_variants(options, config.dtype))
     if group.rank == 0:
-        OutputFile(STANDARD).write(format_report(own.reference_dtype, reports) + "\n")
+        OutputFile(STANDARD).write(format_report(own.reference_dtype, reports, terminal_columns(sys.stdout)) + "\n")
     if output is not None:
         output.begin()
         record = as_dict(options.model.model, own, reports)
@@ -253,8 +255,8 @@ class AccuracyBench:
             logger.info(text, *values)
 
 
-def format_report(reference_dtype: str, reports: dict[Variant, RankReport]) -> str:
-    """Tables of all variants, as text."""
+def format_report(reference_dtype: str, reports: dict[Variant, RankReport], max_width: int = 0) -> str:
+    """Tables of all variants, as text. For ``max_width`` see ``format_table``."""
     tables = [_format_figures(reference_dtype, "all tokens", reports, "everything")]
     if any(report.answers for report in reports.values()):
         tables.append(_format_figures(reference_dtype, "output tokens", reports, "answers"))
@@ -277,8 +279,8 @@ def format_report(reference_dtype: str, reports: dict[Variant, RankReport]) -> s
             )
             for key in columns[0]
         ]
-        header = (title, *(["largest input"] if peaks else []), *names)
-        tables.append(format_table(header, rows))
+        header = ("layer" if field == "layers" else "matrix", *(["largest input"] if peaks else []), *names)
+        tables.append(f"{title}\n{format_table(header, rows, max_width)}")
     return "\n\n".join(tables)
 
 

@@ -31,7 +31,8 @@ from labinfer.observe.table import format_table
 
 SECONDS = 0.2
 """Seconds in which all implementations of a function are timed at one number of rows."""
-HEADER = ("function", "weights", "rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% arithmetic", "auto")
+HEADER = ("rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% compute", "auto")
+"""Columns of the table of a function; ``% memory`` and ``% compute`` are relative to the ``RooflineLimits``."""
 
 
 def run(session: Session, own: FunctionBenchOptions) -> int:
@@ -125,11 +126,12 @@ def describe_limits(limits: RooflineLimits) -> str:
 
 
 def figures_table(figures: list[Figure]) -> str:
-    """Table of figures, as text; a star marks the implementation that a run would use."""
-    rows = [
-        (
-            figure.function,
-            figure.weights,
+    """A table of figures for each function and kind of weights, as text; a star marks the implementation that a run
+    would use."""
+    rows: dict[str, list[tuple]] = {}
+    for figure in figures:
+        title = figure.function + f", {figure.weights} weights" * (figure.weights != "none")
+        row = (
             figure.rows,
             figure.implementation,
             round(figure.seconds * 1e6, 1),
@@ -139,6 +141,5 @@ def figures_table(figures: list[Figure]) -> str:
             round(100 * figure.arithmetic),
             "*" if figure.is_chosen else "",
         )
-        for figure in figures
-    ]
-    return format_table(HEADER, rows)
+        rows.setdefault(title, []).append(row)
+    return "\n\n".join(f"{title}\n{format_table(HEADER, group)}" for title, group in rows.items())

@@ -35,6 +35,8 @@ LIMIT = 550.0
 """Timeout in seconds of all trials together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HEADER = ("function", "implementation", "weights", "dtypes", "cases", "speed", "result")
+DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Short names of dtypes in the table, so that it fits a terminal of 80 columns."""
 SLOW = 0.8
 """Speed relative to the reference below which an implementation is called slower."""
 
@@ -122,32 +124,35 @@ def cut_off_finding(device: torch.device, outcome: TrialOutcome) -> Finding:
 
 
 def findings_table(findings: Sequence[Finding]) -> str:
-    """A row for each implementation; several if it fails in some cases."""
+    """A row for each implementation, several if it fails in some cases; and below a line for each result that needs
+    more words."""
     rows: dict[tuple, list[Finding]] = {}
     for finding in findings:
         rows.setdefault((finding.key, finding.verdict), []).append(finding)
-    return format_table(HEADER, [_row(group) for group in rows.values()])
+    table = format_table(HEADER, [_row(group) for group in rows.values()])
+    details = [_describe(group[0]) for group in rows.values() if group[0].detail]
+    return "\n\n".join([table, *(["\n".join(details)] if details else [])])
+
+
+def _describe(finding: Finding) -> str:
+    """The detail of ``finding`` in a line that begins with the cells of its row."""
+    subject = " ".join((finding.function, finding.name, *[finding.quantization] * (finding.quantization != "none")))
+    tokens = f", for {finding.rows} tokens" if finding.verdict == "wrong" else ""
+    return f"{subject}: {finding.verdict}: {finding.detail}{tokens}"
 
 
 def _row(findings: Sequence[Finding]) -> tuple[object, ...]:
     """Cells of the table for ``findings`` of one implementation with one verdict."""
     first = findings[0]
-    dtypes = " ".join(dict.fromkeys(map(attrgetter("dtype"), findings)))
+    dtypes = [DTYPE_NAMES.get(dtype, dtype) for dtype in dict.fromkeys(map(attrgetter("dtype"), findings))]
     own, reference = (sum(map(attrgetter(name), findings)) for name in ("seconds", "reference_seconds"))
     speed = reference / own if own and first.name != "reference" else 0.0
-    result = first.verdict if first.verdict in ("works", "wrong") else f"{first.verdict}: {first.detail}"
-    if first.verdict == "wrong":
-        result = f"wrong: {first.detail}, for {first.rows} tokens"
-    elif first.verdict == "works" and first.detail:
-        result = f"works, {first.detail}"
-    elif first.verdict == "works" and 0 < speed < SLOW:
-        result = "works, slower than the reference"
     return (
         first.function,
         first.name,
         first.quantization,
-        dtypes,
+        "all" if len(dtypes) == len(DTYPE_NAMES) else " ".join(dtypes),
         len(findings),
-        f"{speed:.2f}x" if speed else "-",
-        result,
+        f"{speed:.3g}x" if speed else "-",
+        "slower" if first.verdict == "works" and 0 < speed < SLOW else first.verdict,
     )

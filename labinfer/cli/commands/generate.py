@@ -15,7 +15,7 @@ from labinfer.api.batch.progress import JobProgress
 from labinfer.api.llm import LLM
 from labinfer.base.errors import ExitStatus, Interrupted
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.base.standard_error import write_error
+from labinfer.base.standard_error import terminal_columns, write_error
 from labinfer.cli.commands.loading import announce, load
 from labinfer.cli.commands.prompt_answers import PromptAnswers
 from labinfer.cli.commands.session import Session
@@ -121,7 +121,11 @@ class Rank0Job:
         else:
             summary = f"--input {self.job.input} is empty; nothing to do"
         end = "; interrupted" if is_interrupted and not is_informed else ""
-        write_error("\n" + report.format() + "\n" if has_run and is_informed else f"labinfer: {summary}{end}\n")
+        write_error(
+            "\n" + report.format(terminal_columns()) + "\n"
+            if has_run and is_informed
+            else f"labinfer: {summary}{end}\n"
+        )
         if (has_run or output.digests) and self.job.output not in ("", STANDARD):
             logger.info("results%s are in %s", " so far" if is_interrupted else "", self.job.output)
         if self.files.report is not None:

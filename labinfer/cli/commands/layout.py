@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import msgspec
 import torch
 
 from labinfer.base.errors import ExitStatus
+from labinfer.base.standard_error import terminal_columns
 from labinfer.cli.commands.session import Session
 from labinfer.comm.communicator import name_ranks
 from labinfer.comm.group.rank_group import RankGroup
@@ -33,8 +35,8 @@ HEADER = (
     *("KV/token", "KV tokens", "state/seq", "states"),
 )
 """Columns of the table; the last four are KV bytes per token, KV capacity in tokens, state bytes per sequence, and state slots."""
-STATE_COLUMNS = 2
-"""The last columns of ``HEADER``, which only models with recurrent layers need."""
+STATE_COLUMNS = HEADER[-2:]
+"""Columns that only models with recurrent layers need."""
 
 REPLICATED = (
     "each tensor-parallel rank caches the full MLA latent of every token: a larger --tensor-parallel-size does not reduce KV cache "
@@ -85,7 +87,8 @@ def run(session: Session, own: PlanOptions) -> int:
             ]
             kv_tokens = list(map(layout.tokens_in, blocks.of_rank))
             title = _describe_plan(session.options.model.model, layout, is_alone=group.size == 1)
-            table = format_layout(layout_rows(layout, everyone, kv_tokens, states))
+            rows = layout_rows(layout, everyone, kv_tokens, states)
+            table = format_layout(rows, max_width=terminal_columns(sys.stdout))
             num_tokens = layout.tokens_in(blocks.num_blocks)
             least = f"KV cache: {blocks.num_blocks} blocks ({num_tokens} tokens), limited by the smallest rank"
             if slots := [count for count in states if count is not None]:
@@ -174,17 +177,21 @@ def layout_rows(
     return rows
 
 
-def format_layout(rows: list[tuple], first: tuple[str, ...] = ()) -> str:
-    """Table of ``layout_rows``. Without recurrent layers it lacks the columns of states, so that it fits a terminal of 80 columns.
+def format_layout(rows: list[tuple], first: tuple[str, ...] = (), max_width: int = 0) -> str:
+    """Table of ``layout_rows``. It has the columns of states only for recurrent layers, and the host only if there are
+    several, so that it mostly fits a terminal of 80 columns.
 
     Args:
         rows: rows of ``layout_rows``, each after the values of ``first``.
         first: columns before those of ``HEADER``.
+        max_width: see ``format_table``.
     """
     header = (*first, *HEADER)
-    if all(row[-1] == "-" for row in rows):
-        header, rows = header[:-STATE_COLUMNS], [row[:-STATE_COLUMNS] for row in rows]
-    return format_table(header, rows)
+    left_out = {*STATE_COLUMNS} if all(row[-1] == "-" for row in rows) else set()
+    if len({row[header.index("host")] for row in rows}) == 1:
+        left_out.add("host")
+    shown = [column for column, name in enumerate(header) if name not in left_out]
+    return format_table([header[i] for i in shown], [[row[i] for i in shown] for row in rows], max_width)
 
 
 def _describe_plan(model: str, layout: Layout, is_alone: bool) -> str:

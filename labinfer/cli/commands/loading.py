@@ -7,7 +7,7 @@ import logging
 from labinfer.api.llm import LLM
 from labinfer.base.config import EngineOptions
 from labinfer.base.rank_stats import StepTimes
-from labinfer.base.standard_error import write_error
+from labinfer.base.standard_error import terminal_columns, write_error
 from labinfer.cli.commands.layout import format_layout, layout_rows
 from labinfer.cli.commands.session import Session
 from labinfer.observe.progress_line import ProgressLine
@@ -53,8 +53,8 @@ def announce(models: dict[str, LLM]) -> None:
         metas = map(llm.layout.meta, llm.layout.topology.places)
         states = [llm.capacity.sizes.num_states if meta.bytes_per_sequence else None for meta in metas]
         rows += [(name, *row) for row in layout_rows(llm.layout, llm.group.everyone, kv_tokens, states)]
-    table = format_layout([row[1:] for row in rows]) if len(models) == 1 else format_layout(rows, ("model",))
-    write_error(table + "\n")
+    first = ("model",) * (len(models) > 1)
+    write_error(format_layout([row[1 - len(first) :] for row in rows], first, terminal_columns()) + "\n")
     group, placed = llm.group, llm.layout.topology.placed_ranks
     drafting = llm.layout.draft_devices
     if spare := [str(rank) for rank in group.ranks if rank not in placed and rank not in drafting]:

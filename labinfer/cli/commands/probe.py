@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 from labinfer.base.errors import ExitStatus
+from labinfer.base.standard_error import terminal_columns
 from labinfer.cli.commands.measuring import measuring
 from labinfer.cli.commands.session import Session
 from labinfer.launch.measure.probe import probe_cluster
@@ -16,15 +19,17 @@ from labinfer.planner.options import ProbeOptions
 
 ROWS = (1, 8, 64, 512)
 """Numbers of rows (tokens) for which the table shows the time of a layer."""
-HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "hardware")
-"""Columns of the table of hosts; ``memory`` is free memory per rank."""
+HOST_HEADER = ("host", "ranks", "tp", "dtype", "memory", "LM head ms", "step ms", "hardware")
+"""Columns of the table of hosts: ``memory`` is free memory per rank, ``LM head ms`` the time of the LM head for one row,
+``step ms`` the constant time of a step."""
+COST_TITLE = "milliseconds of a layer: by rows (tokens), and per 1,000 tokens of context"
 COST_HEADER = (
-    *("host", "tp", "dtype", "weights/layer"),
-    *(f"{rows} row{'s' * (rows > 1)} ms" for rows in ROWS),
-    *("1,000 context ms", "LM head ms", "per step ms"),
+    *("host", "tp", "dtype", "weights"),
+    *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS),
+    "1k context",
 )
-"""Columns of the table of costs: weight bytes of a layer, its time by number of rows, additional time per 1,000 context
-tokens of decodes, time of the LM head for one row, and constant time of a step."""
+"""Columns of the table of costs: weight bytes of a layer, its time by number of rows, and additional time per 1,000
+context tokens of decodes."""
 
 LINK_HEADER = ("link", "latency ms", "Mbit/s")
 
@@ -41,9 +46,11 @@ def run(session: Session, own: ProbeOptions) -> int:
         cluster = probe_cluster(group, session.options, on_progress)
     if group.rank == 0:
         hosts = [(machine, costs) for machine in cluster.machines for costs in machine.costs]
+        costs_of_layers = [row for machine, costs in hosts for row in cost_rows(machine, costs)]
+        width = terminal_columns(sys.stdout)
         tables = [
-            format_table(HOST_HEADER, [host_row(machine, costs) for machine, costs in hosts]),
-            format_table(COST_HEADER, [row for machine, costs in hosts for row in cost_rows(machine, costs)]),
+            format_table(HOST_HEADER, [host_row(machine, costs) for machine, costs in hosts], width),
+            f"{COST_TITLE}\n{format_table(COST_HEADER, costs_of_layers, width)}",
         ]
         if cluster.links:
             rows = [
@@ -63,7 +70,8 @@ def run(session: Session, own: ProbeOptions) -> int:
 
 def host_row(machine: Machine, host: HostCosts) -> tuple:
     """The row of a machine in the table of hosts, with the columns of ``HOST_HEADER``."""
-    return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), host.hardware)
+    times = (round(1e3 * host.head.at(1), 3), round(1e3 * host.fixed, 3))
+    return (machine.name, machine.ranks, host.tp_size, host.dtype, format_bytes(host.memory), *times, host.hardware)
 
 
 def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
@@ -74,8 +82,6 @@ def cost_rows(machine: Machine, host: HostCosts) -> list[tuple]:
             format_bytes(host.layer_bytes[kind]),
             *(round(1e3 * (costs.linear.at(rows) + costs.small.at(rows)), 3) for rows in ROWS),
             round(1e6 * costs.decode[2], 3),
-            round(1e3 * host.head.at(1), 3),
-            round(1e3 * host.fixed, 3),
         )
         for kind, costs in host.layer_kinds.items()
     ]

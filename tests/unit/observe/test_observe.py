@@ -31,6 +31,21 @@ def test_tables_align_chinese_by_its_width():
     assert lines[3] == "abcdef  12"
 
 
+def test_columns_that_do_not_fit_follow_below_with_the_first_one():
+    header, rows = ("rank", "layers", "weights"), [(0, "0-3", "2.1 MiB"), (1, "4-5", "2.6 MiB")]
+    assert format_table(header, rows, 21) == format_table(header, rows) and format_table(header, rows, 20).split(
+        "\n"
+    ) == [
+        *("rank  layers", "----  ------", "   0  0-3", "   1  4-5", ""),
+        *("rank  weights", "----  -------", "   0  2.1 MiB", "   1  2.6 MiB"),
+    ]
+
+
+def test_only_the_text_of_a_column_wider_than_the_terminal_is_wider():
+    lines = format_table(("rank", "waits"), [(0, "x" * 30)], 20).splitlines()
+    assert lines == ["rank  waits", "----  " + "-" * 14, "   0  " + "x" * 30]
+
+
 def test_lines_that_nobody_reads_hold_up_nobody_and_come_when_somebody_does(monkeypatch):
     monkeypatch.setattr(line_writer, "CLOSE_SECONDS", 0.05)
     read_end, write_end = os.pipe()
@@ -68,8 +83,9 @@ def test_bubble_is_the_time_a_rank_did_not_compute():
     report = RunReport(wall_time=2.0, workers=[worker])
     assert report.bubble(worker) == report.mean_bubble == 0.25
     assert report.as_dict()["bubble"] == [0.25]
+    assert max(map(len, report.format().splitlines())) <= 80
     assert report.as_dict()["waits_s"] == [worker.waits]
-    assert "activations 15.0 %, plans 5.0 %  " in report.format() and "accelerators" not in report.format()
+    assert "activations 15.0 %, plans 5.0 %\n" in report.format() and "accelerators" not in report.format()
 
 
 def test_accelerators_of_ranks_are_named():

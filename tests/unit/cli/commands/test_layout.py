@@ -56,9 +56,14 @@ def test_table_without_recurrent_states_fits_eighty_columns():
     assert lines[0].endswith("KV tokens") and len(lines) == 2 + len(ROWS)
 
 
+def test_table_of_int8_layers_on_one_host_fits_eighty_columns():
+    rows = [(*row[:6], "bfloat16, int8", *row[7:]) for row in ROWS]
+    lines = layout.format_layout(rows).splitlines()
+    assert max(map(len, lines)) <= 80 and "node1" not in lines[2]
+
+
 def test_table_has_columns_of_states_if_one_rank_has_recurrent_layers():
-    lines = layout.format_layout(
-        [("demo", *ROWS[0]), ("other", *ROWS[1][:-2], "109.7 KiB", 8)], ("model",)
-    ).splitlines()
+    other = (1, "node2", *ROWS[1][2:-2], "109.7 KiB", 8)
+    lines = layout.format_layout([("demo", *ROWS[0]), ("other", *other)], ("model",)).splitlines()
     assert lines[0].split() == " ".join(("model", *layout.HEADER)).split()
     assert lines[2].split()[-2:] == ["-", "-"] and lines[3].split()[-3:] == ["109.7", "KiB", "8"]
