@@ -17,6 +17,8 @@ from labinfer.base.other_engines import as_keywords, read_keywords
         ({"n_ctx": 4096}, "unknown option 'n_ctx' (did you mean max_model_len?)"),
         ({"trust_remote_code": True}, "unknown option 'trust_remote_code'; leave it out: the code of a checkpoint is never run"),
         ({"enable_lora": True}, "unknown option 'enable_lora': LoRA adapters are not supported; merge the adapter into"),
+        ({"cpu_offload_gb": 4}, "unknown option 'cpu_offload_gb' (did you mean device cuda,cpu on two ranks, or expert_offload for"),
+        ({"data_parallel_size": 2}, "unknown option 'data_parallel_size': a server runs one replica of the model; start one"),
         ({"revision": "v2"}, "unknown option 'revision': the hub's default revision is loaded; download another one, and give its directory as model"),
         ({"temperature": 0.8}, "'temperature' is no option of the engine; give it to SamplingParams"),
         ({"tensor_parallel_size": 2, "tp": 2}, "tp is tensor_parallel_size, which is given too"),

@@ -231,7 +231,13 @@ def test_number_that_is_none_names_the_default(name, default):
 
 
 @pytest.mark.parametrize(
-    ("name", "field"), [("guided_decoding", "structured_outputs"), ("use_beam_search", "num_beams")]
+    ("name", "field"),
+    [
+        ("guided_decoding", "structured_outputs"),
+        ("use_beam_search", "num_beams"),
+        ("max_completion_tokens", "max_tokens"),
+        ("extra_args", "logits_processors, by the name of a plugin's"),
+    ],
 )
 def test_keyword_of_vllm_leads_to_a_field(name, field):
     with pytest.raises(TypeError, match=f"no field '{name}'; did you mean {field}\\?$"):

@@ -276,6 +276,12 @@ def test_words_that_are_no_command_are_refused(words):
         ("serve", ["--tool-call-parser", "hermes"], "leave it out: the format is recognized by the chat template;"),
         ("serve", ["--enable-lora"], "unknown option --enable-lora: LoRA adapters are not supported; merge "),
         ("serve", ["--enable-expert-parallel"], "(did you mean --experts whole?)"),
+        ("serve", ["-dp", "2"], "unknown option -dp: a server runs one replica of the model;"),
+        ("serve", ["--nnodes", "2"], "unknown option --nnodes: the launcher connects the hosts; give it to torchrun"),
+        ("serve", ["--uds", "/tmp/x"], "unknown option --uds: the server listens on TCP; give --host and --port"),
+        ("serve", ["--disable-log-requests"], "leave it out: requests are logged only with --log-json, and never "),
+        ("serve", ["--kv-cache-memory-bytes", "9"], "(did you mean --num-kv-blocks?)"),
+        ("bench serve", ["--random-input-len", "9"], "(did you mean --input-len?)"),
         (
             "serve",
             ["--trust-remote-code"],
