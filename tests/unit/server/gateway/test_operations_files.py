@@ -129,6 +129,29 @@ def test_pod_suits_the_image_of_the_dockerfile():
     assert container["args"][0] in COMMANDS
 
 
+def test_pods_of_the_mpi_job_suit_the_image_of_the_dockerfile():
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    text = (ROOT / "hostfiles" / "kubernetes-mpijob.yaml").read_text(encoding="utf-8")
+    config, job = yaml.safe_load_all(text)
+    kubernetes_validate.validate(config, kubernetes_validate.latest_version(), strict=True)
+    assert job["spec"]["sshAuthMountPath"] == "/home/labinfer/.ssh"
+    assert f"HostKey {job['spec']['sshAuthMountPath']}/id_rsa\n" in config["data"]["server.conf"]
+    for role in job["spec"]["mpiReplicaSpecs"].values():
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": role["template"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+        (container,) = role["template"]["spec"]["containers"]
+        assert f"--uid {container['securityContext']['runAsUser']} labinfer" in dockerfile
+        volumes = {volume["name"]: volume for volume in role["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
+        assert volumes["ssh"]["configMap"]["name"] == config["metadata"]["name"]
+    launcher, worker = (role["template"]["spec"]["containers"][0] for role in job["spec"]["mpiReplicaSpecs"].values())
+    folder = next(mount["mountPath"] for mount in worker["volumeMounts"] if mount["name"] == "ssh")
+    assert worker["args"][-1] == f"{folder}/server.conf"
+    program = launcher["args"].index("/opt/labinfer/bin/labinfer")
+    assert "COPY --from=build /opt/labinfer /opt/labinfer" in dockerfile
+    build_parser("generate").parse_args(launcher["args"][program + 1 :])
+
+
 def test_manifest_is_valid_by_the_schemas_of_kubernetes():
     documents = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8")))
     assert [document["kind"] for document in documents] == ["Deployment", "Service"]
