@@ -9,8 +9,8 @@ from typing import Any
 
 import regex
 
+from labinfer.text.content_parsers import Arguments, quote_keys, read_value, tag_marks
 from labinfer.text.delimiters import compile_pattern, overlap, within_time
-from labinfer.text.region_values import Arguments, quote_keys, read_value, tag_marks
 
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*")|(?P<open>[{\[])|(?P<close>[}\]])|(?P<mark>[:,])'

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from labinfer.text.argument_schema import ArgumentSchema
+from labinfer.text.content_parsers import read_value, transform
 from labinfer.text.cut_values import CutValue, OpenText, read_cut_json, read_cut_value
 from labinfer.text.delimiters import Match
-from labinfer.text.region_values import read_value, transform
 from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from labinfer.text.content_parsers import check_arguments, check_transform
 from labinfer.text.delimiters import Delimiter, LiteralDelimiter, Match, PatternDelimiter
-from labinfer.text.region_values import check_arguments, check_transform
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Names that the field for reasoning has in various chat templates."""
@@ -52,7 +52,7 @@ class Field:
     close: Delimiter | None
     """Closing delimiter. None if the field extends to the end of the reply."""
     content: str
-    """Kind of the field's content; see ``region_values.CONTENTS``."""
+    """Kind of the field's content; see ``content_parsers.CONTENTS``."""
     arguments: dict[str, Any]
     join: str
     """Text that joins several pieces of this field."""

@@ -16,9 +16,9 @@ from transformers.utils.chat_parsing.content_parsers import parse_content
 
 from labinfer.base.config import ModelOptions
 from labinfer.base.errors import UserError
+from labinfer.text.content_parsers import read_value, tag_marks
 from labinfer.text.cut_values import read_cut_value
 from labinfer.text.delimiters import MATCH_SECONDS, MAX_MATCH, LiteralDelimiter, PatternDelimiter
-from labinfer.text.region_values import read_value, tag_marks
 from labinfer.text.reply_format import NONE, built_in_names, choose_format, describe_choice, load_built_in
 from labinfer.text.reply_parser import ReplyParser
 from labinfer.text.reply_parts import join_events
