@@ -1,4 +1,4 @@
-"""read_value: parses the text of a reply's field, by the kind of content that the response template gives for the field.
+"""parse_content: parses the text of a reply's field, by the kind of content that the response template gives for the field.
 
 The kinds of content, and their arguments, are those of Transformers' response templates (Transformers' documentation,
 "Response parsing"). Any text gives either a value or a ``ValueError``.
@@ -17,7 +17,7 @@ from labinfer.text.delimiters import MATCH_SECONDS, compile_pattern, within_time
 Arguments = dict[str, Any]
 
 
-def read_value(text: str, content: str, arguments: Arguments) -> Any:
+def parse_content(text: str, content: str, arguments: Arguments) -> Any:
     """Parse the text of a field in a reply.
 
     Raises:
@@ -179,7 +179,7 @@ def _lines(text: str, arguments: Arguments) -> dict[str, Any]:
 
 def _inner(text: str, arguments: Arguments) -> Any:
     reader = arguments.get("value_parser")
-    return text if reader is None else read_value(text, reader.get("name", "text"), reader.get("args", {}))
+    return text if reader is None else parse_content(text, reader.get("name", "text"), reader.get("args", {}))
 
 
 _LAX = {"unquoted_keys": bool, "string_delims": list, "allow_non_json": bool}

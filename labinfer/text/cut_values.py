@@ -9,7 +9,7 @@ from typing import Any
 
 import regex
 
-from labinfer.text.content_parsers import Arguments, quote_keys, read_value, tag_marks
+from labinfer.text.content_parsers import Arguments, parse_content, quote_keys, tag_marks
 from labinfer.text.delimiters import compile_pattern, overlap, within_time
 
 _TOKEN = re.compile(
@@ -49,7 +49,7 @@ class CutValue:
 
 
 def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
-    """Parse the truncated text of a field; see ``read_value``.
+    """Parse the truncated text of a field; see ``parse_content``.
 
     Raises:
         ValueError: the text cannot be the beginning of a value of kind ``content``.
@@ -57,7 +57,7 @@ def read_cut_value(text: str, content: str, arguments: Arguments) -> CutValue:
     if content == "xml-inline":
         return _read_tags(text, arguments)
     if content != "json":
-        return CutValue(read_value(text, content, arguments))
+        return CutValue(parse_content(text, content, arguments))
     for begin, end in arguments.get("string_delims", []):
         text = _quote_strings(text, begin, end)
     return read_cut_json(quote_keys(text) if arguments.get("unquoted_keys") else text)
@@ -155,7 +155,7 @@ def _read_tags(text: str, arguments: Arguments) -> CutValue:
     pattern = arguments["tag_pattern"]
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending and ending in text else 0
-    values, rest = read_value(text[:end], "xml-inline", arguments), text[end:].lstrip()
+    values, rest = parse_content(text[:end], "xml-inline", arguments), text[end:].lstrip()
     tag = _open_tag(pattern, rest)
     if tag is None:
         if not (beginning.startswith(rest) or (beginning and rest.startswith(beginning))):

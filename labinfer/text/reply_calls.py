@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labinfer.text.argument_schema import ArgumentSchema
-from labinfer.text.content_parsers import read_value, transform
+from labinfer.text.content_parsers import parse_content, transform
 from labinfer.text.cut_values import CutValue, OpenText, read_cut_json, read_cut_value
 from labinfer.text.delimiters import Match
 from labinfer.text.reply_parts import ToolCall
@@ -96,7 +96,7 @@ class CallReader:
         Raises:
             ValueError: the text is neither a tool call nor a list of tool calls.
         """
-        value = _reshape(read_value(text, field.content, field.arguments), field, captures)
+        value = _reshape(parse_content(text, field.content, field.arguments), field, captures)
         calls = [self._read_one(item) for item in (value if isinstance(value, list) else [value])]
         if not calls:
             raise ValueError("a list of no calls")
@@ -155,7 +155,7 @@ class CallReader:
             raise ValueError("no name")
         arguments = call.get("arguments", call.get("parameters", {}))  # Llama says ``parameters``
         if isinstance(arguments, str):
-            arguments = read_value(arguments, "json", {})
+            arguments = parse_content(arguments, "json", {})
         if not isinstance(arguments, dict):
             raise ValueError("arguments that are no object")
         return ToolCall(id=self._id(value), name=name, arguments=self._call_text(name, arguments))

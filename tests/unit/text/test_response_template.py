@@ -12,11 +12,11 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.utils.chat_parsing.content_parsers import parse_content
+from transformers.utils.chat_parsing import content_parsers
 
 from labinfer.base.config import ModelOptions
 from labinfer.base.errors import UserError
-from labinfer.text.content_parsers import read_value, tag_marks
+from labinfer.text.content_parsers import parse_content, tag_marks
 from labinfer.text.cut_values import read_cut_value
 from labinfer.text.delimiters import MATCH_SECONDS, MAX_MATCH, LiteralDelimiter, PatternDelimiter
 from labinfer.text.reply_format import NONE, built_in_names, choose_format, describe_choice, load_built_in
@@ -157,7 +157,7 @@ def test_tag_whose_pattern_takes_too_long_has_no_value():
     text, begin = "<p=" + "a" * 30_000 + "by", time.process_time()
     arguments = {"tag_pattern": "<p=(?P<key>(a+)+)$(?P<value>)"}
     with pytest.raises(ValueError, match=r"takes more than 0.25 s"):
-        read_value(text, "xml-inline", arguments)
+        parse_content(text, "xml-inline", arguments)
     assert (
         read_cut_value(text, "xml-inline", arguments | {"tag_pattern": "<p=(?P<key>(a+)+)$(?P<value>.*?)</p>"}).value
         == {}
@@ -245,13 +245,13 @@ def test_marks_of_tags_are_what_all_of_them_begin_and_end_with(pattern, marks):
     ],
 )
 def test_values_are_those_of_transformers(text, content, arguments):
-    assert read_value(text, content, arguments) == parse_content(text, content, arguments)
+    assert parse_content(text, content, arguments) == content_parsers.parse_content(text, content, arguments)
 
 
 @given(st.sampled_from(["text", "int", "float", "bool", "json", "kv-lines"]), st.text(max_size=30))
 def test_every_text_has_a_value_or_none(content, text):
     try:
-        read_value(text, content, {})
+        parse_content(text, content, {})
     except ValueError:
         pass
 
