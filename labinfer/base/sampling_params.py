@@ -41,6 +41,7 @@ OTHER_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop_strings": "stop",
     "extra_args": "logits_processors, by the name of a plugin's",
+    "vllm_xargs": "logits_processors, by the name of a plugin's",
     "guided_decoding": "structured_outputs",
     "guided_json": 'structured_outputs with "json"',
     "guided_regex": 'structured_outputs with "regex"',
