@@ -50,9 +50,9 @@ class DeviceStep:
 
 
 def device_steps(
-    launcher: str, ranks: int, options: dict, sampling: dict, folder: Path, env: dict[str, str]
+    launcher: str, ranks: int, options: dict, sampling: dict, folder: Path, env: dict[str, str], num_sequences: int = 1
 ) -> dict[int, DeviceStep]:
-    """Decode steps of one sequence, by rank, of those that ran on cards.
+    """Decode steps of equal sequences, by rank, of those that ran on cards.
 
     Args:
         options: of the engine, such as ``device`` and ``model``.
@@ -60,7 +60,7 @@ def device_steps(
         env: that of the ``fake_device`` fixture.
     """
     folder.mkdir(exist_ok=True)
-    job = {"options": options, "sampling": sampling, "folder": str(folder)}
+    job = {"options": options, "sampling": sampling, "folder": str(folder), "num_sequences": num_sequences}
     done = run(launcher, ranks, DRIVER, json.dumps(job), **env)
     assert done.returncode == 0, done.text
     steps = {}

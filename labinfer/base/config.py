@@ -67,9 +67,7 @@ class ModelOptions:
         "", "tokenizer directory, or a GGUF file that contains one (default: the model's)", metavar="DIR"
     )
     chat_template: str = option(
-        "",
-        "Jinja file with the chat template, used for tool calls as well (default: the checkpoint's)",
-        metavar="FILE",
+        "", "Jinja file with the chat template, used for tool calls as well (default: the checkpoint's)", metavar="FILE"
     )
     response_template: str = option(
         "",

@@ -74,10 +74,7 @@ class GroupMaker(Protocol):
         """
 
     def make(
-        self,
-        request: Request,
-        ends: list[int],
-        make_sequence: Callable[[int, TokenSampling], Sequence],
+        self, request: Request, ends: list[int], make_sequence: Callable[[int, TokenSampling], Sequence]
     ) -> SequenceGroup:
         """Make the group of a request.
 

@@ -70,14 +70,11 @@ class AttentionBatch:
         """Row indices of the sequences ``indices``, (R,), and the batch of these sequences alone, in this order."""
         key = tuple(indices)
         if key not in self._parts:
-            rows = [range(self.row_ptr[b], self.row_ptr[b + 1]) for b in key]
-            tables, device = self.tables_N.tolist(), self.tables_N.device
-            batch = AttentionBatch.build(
-                list(accumulate(map(len, rows), initial=0)),
-                [self.context_lens[b] for b in key],
-                [tables[self.table_ptr[b] : self.table_ptr[b + 1]] for b in key],
-                device,
-            )
+            rows, blocks = ([range(ptr[b], ptr[b + 1]) for b in key] for ptr in (self.row_ptr, self.table_ptr))
+            row_ptr, device = list(accumulate(map(len, rows), initial=0)), self.tables_N.device
+            # Places in ``tables_N`` stand in for blocks, so that no block table is read back from an accelerator.
+            batch = AttentionBatch.build(row_ptr, [self.context_lens[b] for b in key], blocks, device)
+            batch = replace(batch, tables_N=self.tables_N[batch.tables_N])
             if self.state_slots_B is not None:
                 batch = replace(batch, state_slots_B=self.state_slots_B[list(key)])
             self._parts[key] = int64_tensor(chain.from_iterable(rows), device), batch

@@ -97,7 +97,7 @@ class ModelRunner:
         # Block tables grow and shift what follows them in a buffer, so window tables have a buffer of their own.
         self._window_indices = IndexBuffer(device, self._copies)
         self._sequences: dict[int, SequenceState] = {}
-        self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions)
+        self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions, self._copies)
         self.drafter: StepDrafter | None = None
         """Set on ranks whose steps also draft tokens (MTP)."""
 

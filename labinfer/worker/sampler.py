@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ UNLIKELY = -1e30
 """Logit that replaces -inf of the model itself, so that such a token can be sampled if nothing else is allowed."""
 MIN_TOKENS = "min_tokens"
 """Logits processor that forbids stop tokens at the beginning of an answer."""
+Mask = torch.Tensor | None
+"""Tokens that a row's mask forbids, bool (V), on the device of the logits; None without a mask."""
 
 
 class Sampler:
@@ -29,10 +31,11 @@ class Sampler:
     Args:
         processors: logits processors that rows may name.
         functions: implementations of ``argmax`` and ``sample``.
+        copies: copies between the device and the host.
     """
 
-    def __init__(self, processors: Mapping[str, LogitsProcessor], functions: Functions):
-        self._processors = processors
+    def __init__(self, processors: Mapping[str, LogitsProcessor], functions: Functions, copies: HostCopies):
+        self._processors, self._copies = processors, copies
         self._argmax, self._sample = functions.argmax, functions.sample
 
     def __call__(self, logits_BV: torch.Tensor, rows: list[SampledRow]) -> list[int]:
@@ -50,12 +53,13 @@ class Sampler:
         ]
         tokens = self._choose(logits_BV, {b: row for b, row in enumerate(rows) if b not in changed})
         if changed:
-            processed_BV = torch.stack([self._apply(logits_BV[b].float(), rows[b]) for b in changed])
+            masks = dict(zip(changed, self._forbidden([rows[b] for b in changed], logits_BV), strict=True))
+            processed_BV = torch.stack([self._apply(logits_BV[b].float(), rows[b], masks[b]) for b in changed])
             left: dict[int, SampledRow] = {}
             largest_B = processed_BV.amax(dim=1).tolist()  # of all rows at once: an accelerator synchronizes
             for index, (b, largest) in enumerate(zip(changed, largest_B, strict=True)):
                 if not largest > NEVER:
-                    relaxed_V = self._relax(logits_BV[b].float(), rows[b], largest)
+                    relaxed_V = self._relax(logits_BV[b].float(), rows[b], masks[b], largest)
                     if relaxed_V is None:
                         tokens[b] = NO_TOKEN
                         continue
@@ -68,13 +72,24 @@ class Sampler:
         """Logits of a row after its logits processors and its mask, float32: all -inf if every token is forbidden."""
         if not row.sampling.processors and not row.mask:
             return logits_V
-        processed_V = self._apply(logits_V, row)
+        (forbidden_V,) = self._forbidden([row], logits_V)
+        processed_V = self._apply(logits_V, row, forbidden_V)
         if (largest := float(processed_V.max())) > NEVER:
             return processed_V
-        relaxed_V = self._relax(logits_V, row, largest)
+        relaxed_V = self._relax(logits_V, row, forbidden_V, largest)
         return torch.full_like(logits_V, NEVER) if relaxed_V is None else relaxed_V
 
-    def _relax(self, logits_V: torch.Tensor, row: SampledRow, largest: float) -> torch.Tensor | None:
+    def _forbidden(self, rows: Sequence[SampledRow], logits: torch.Tensor) -> list[Mask]:
+        """Mask of each row on the device of ``logits``, to which all are copied at once."""
+        masks = [~read_mask(row.mask, logits.shape[-1]) for row in rows if row.mask]
+        if not masks:
+            return [None] * len(rows)
+        forbidden_BV = torch.empty(len(masks), logits.shape[-1], dtype=torch.bool, device=logits.device)
+        self._copies.upload(torch.stack(masks), forbidden_BV)
+        forbidden = iter(forbidden_BV)
+        return [next(forbidden) if row.mask else None for row in rows]
+
+    def _relax(self, logits_V: torch.Tensor, row: SampledRow, forbidden_V: Mask, largest: float) -> torch.Tensor | None:
         """Logits of a row whose logits processors and mask leave no token; None if they forbid every token.
 
         Tokens that the model itself forbids are allowed. No constraint is dropped, with one exception: ``min_tokens`` yields to a
@@ -88,19 +103,18 @@ class Sampler:
         )
         logits_V = logits_V.clamp(min=UNLIKELY)
         for omitted in ("", MIN_TOKENS)[: 1 + bool(row.mask)]:
-            processed_V = self._apply(logits_V, row, omitted)
+            processed_V = self._apply(logits_V, row, forbidden_V, omitted)
             if (processed_V != NEVER).any():  # logits that are NaN are not forbidden
                 return processed_V
         return None
 
-    def _apply(self, logits_V: torch.Tensor, row: SampledRow, omitted: str = "") -> torch.Tensor:
+    def _apply(self, logits_V: torch.Tensor, row: SampledRow, forbidden_V: Mask, omitted: str = "") -> torch.Tensor:
         """Copy of ``logits_V`` after each of the row's processors but ``omitted``.
 
         The row's mask is applied before them, so that a processor that keeps the largest logits keeps allowed tokens,
         and after them, so that none restores a forbidden token.
         """
         processed_V = logits_V.clone()
-        forbidden_V = ~read_mask(row.mask, logits_V.shape[0]).to(logits_V.device) if row.mask else None
         if forbidden_V is not None:
             processed_V.masked_fill_(forbidden_V, NEVER)
         for name, value in row.sampling.processors:
@@ -132,12 +146,7 @@ def read_mask(mask: bytes, vocab_size: int) -> torch.Tensor:
 
 
 def measure(
-    logprobs_BV: torch.Tensor,
-    token_ids: list[int],
-    tops: list[int],
-    with_ranks: bool = False,
-    *,
-    copies: HostCopies,
+    logprobs_BV: torch.Tensor, token_ids: list[int], tops: list[int], with_ranks: bool = False, *, copies: HostCopies
 ) -> list[TokenLogprobs]:
     """Log-probability of each row's token, with the ``tops[b]`` likeliest tokens of row ``b``.
 

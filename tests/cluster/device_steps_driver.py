@@ -1,7 +1,8 @@
 """Runs on every rank of a launch on make-believe cards: what a decode step copies and waits for.
 
-``python device_steps_driver.py JOB``, where JOB is JSON: ``options`` of the engine, ``sampling`` parameters, and a ``folder``, to which each
-rank that has cards writes ``RANK.json``: the events of one decode step by kind and Python line, and its ``kernels``.
+``python device_steps_driver.py JOB``, where JOB is JSON: ``options`` of the engine, ``sampling`` parameters (``max_tokens`` as a value is
+the number of tokens), ``num_sequences``, and a ``folder``, to which each rank that has cards writes ``RANK.json``: the events of one decode
+step by kind and Python line, and its ``kernels``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ def main() -> None:
     events, kernels = [], []
     for num_tokens in (FEW, FEW, MANY):  # the first run makes what later ones keep
         before, kernels_before = (Counter(cards.counts.events), cards.num_kernels()) if cards else (Counter(), 0)
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **job["sampling"])
-        llm.generate([PROMPT], [params])
+        fields = {"ignore_eos": True} | job["sampling"]
+        fields = {name: num_tokens if value == "max_tokens" else value for name, value in fields.items()}
+        bias = {int(token_id): value for token_id, value in fields.pop("logit_bias", {}).items()}
+        params = SamplingParams(max_tokens=num_tokens, logit_bias=bias, **fields)
+        count = job["num_sequences"]
+        llm.generate([PROMPT] * count, [params] * count)
         if cards:
             events.append(cards.counts.events - before)
             kernels.append(cards.num_kernels() - kernels_before)

@@ -18,9 +18,9 @@ PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.1, "frequency_pena
 def step_of(fake_device, tmp_path):
     """Decode step of each rank of a launch."""
 
-    def run(options: dict, sampling: dict, launcher: str = "single", ranks: int = 1) -> dict[int, DeviceStep]:
+    def run(options: dict, sampling: dict, launcher: str = "single", ranks: int = 1, **more) -> dict[int, DeviceStep]:
         env = fake_device("npu", "no-float64", "late-copies")
-        return device_steps(launcher, ranks, FLOAT32 | options, sampling, tmp_path, env)
+        return device_steps(launcher, ranks, FLOAT32 | options, sampling, tmp_path, env, **more)
 
     return run
 
@@ -58,6 +58,27 @@ def test_logprobs_are_one_more_copy_each_way(step_of):
 @pytest.mark.slow
 def test_penalties_are_one_copy_each_and_one_for_all_rows(step_of):
     step_of({}, DRAWN | PENALTIES)[0].check(uploads=1 + len(PENALTIES), downloads=2)
+
+
+MASK = {"structured_outputs": {"regex": "[a-z ]{700}"}, "ignore_eos": False}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_sequences", "uploads"),
+    [
+        (MASK, 3, 1),
+        slow(MASK | DRAWN, 1, 1),
+        slow({"min_tokens": "max_tokens", "stop_token_ids": [7, 8, 9]}, 3, 0),
+        slow({"bad_words": ["the", "river"]}, 3, 0),
+        slow({"logit_bias": {"7": 1.5, "8": -2.0}}, 1, 1),
+        slow({"logit_bias": {"7": 1.5, "8": -2.0}}, 3, 3),
+        slow({"allowed_token_ids": list(range(100, 200))}, 1, 1),
+    ],
+    ids=str,
+)
+def test_masks_are_one_copy_and_constraints_one_at_most(sampling, num_sequences, uploads, step_of):
+    """The second copy from the device says whether a constraint leaves any token."""
+    step_of({}, sampling, num_sequences=num_sequences)[0].check(uploads=1 + uploads, downloads=2)
 
 
 @pytest.mark.slow

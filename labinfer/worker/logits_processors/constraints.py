@@ -11,8 +11,9 @@ NEVER = float("-inf")
 
 def logit_bias(logits_V: torch.Tensor, bias: dict[int, float], row: SampledRow) -> None:
     """Add a bias to the logits of token ids, as in OpenAI's API."""
-    token_ids_N = torch.tensor(list(bias), dtype=torch.int64, device=logits_V.device)
-    logits_V[token_ids_N] += torch.tensor(list(bias.values()), device=logits_V.device)
+    both_2N = torch.tensor([list(bias), list(bias.values())], dtype=torch.float32, device=logits_V.device)
+    token_ids_N, biases_N = both_2N  # float32 holds ids up to 2**24; two tensors would be two copies to an accelerator
+    logits_V[token_ids_N.long()] += biases_N
 
 
 def allowed_token_ids(logits_V: torch.Tensor, token_ids: list[int], row: SampledRow) -> None:
@@ -34,4 +35,5 @@ def min_tokens(logits_V: torch.Tensor, value: list, row: SampledRow) -> None:
     """``[count, ids]``: forbid ``ids`` until the answer has ``count`` tokens."""
     count, token_ids = value
     if len(row.output_ids) < count:
-        logits_V[token_ids] = NEVER
+        for token_id in token_ids:  # few; an index tensor would be a copy to an accelerator
+            logits_V[token_id] = NEVER

@@ -84,6 +84,23 @@ def test_delta_rule_reads_nothing(counts):
     assert names_of(layer, FROM_HOST) == []  # a second layer of the step
 
 
+def test_part_of_a_batch_reads_no_block_table():
+    """The tensors of this device have no values that could be read."""
+    batch = AttentionBatch.build([0, 1, 4, 5], [9, 20, 3], [[7], [2, 3], [5]], torch.device("meta"))
+    rows_R, part = batch.part([0, 2])
+    assert (part.row_ptr, part.context_lens, part.table_ptr) == ([0, 1, 2], [9, 3], [0, 1, 2])
+    assert (rows_R.shape, part.tables_N.shape) == ((2,), (2,))
+
+
+def test_part_of_a_batch_has_the_blocks_and_states_of_its_sequences():
+    batch = AttentionBatch.build([0, 1, 4, 5], [9, 20, 3], [[7], [2, 3], [5]], CPU)
+    batch = replace(batch, state_slots_B=torch.tensor([4, 6, 8]))
+    rows_R, part = batch.part([2, 1])
+    assert rows_R.tolist() == [4, 1, 2, 3] and (part.row_ptr, part.context_lens) == ([0, 1, 4], [3, 20])
+    assert (part.tables_N.tolist(), part.table_ptr) == ([5, 2, 3], [0, 1, 3]) and part.table_ptr_B.tolist() == [0, 1, 3]
+    assert part.state_slots_B.tolist() == [8, 6] and part.context_lens_B.tolist() == [3, 20]
+
+
 @pytest.mark.parametrize("head_ptr", [[0, 2, 4], [0, 1, 4]])
 def test_attention_reads_nothing(head_ptr):
     batch, cache = batch_of([1, 1]), LayerCache.zeros(4, 4, (2, 8), torch.float32)

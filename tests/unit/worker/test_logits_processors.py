@@ -12,6 +12,7 @@ from labinfer.engine.request import Request
 from labinfer.engine.sequence import token_sampling
 from labinfer.functions.reference.sampling import candidates
 from labinfer.launch.providers import reference_registry
+from labinfer.worker.host_copies import HostCopies
 from labinfer.worker.logits_processors.processor import SampledRow, check_logits_processors
 from labinfer.worker.sampler import Sampler
 
@@ -44,7 +45,7 @@ def logits(seed: int = 0) -> torch.Tensor:
 def processed(one: SampledRow, logits_V: torch.Tensor) -> torch.Tensor:
     before = logits_V.clone()
     functions = reference_registry().select(torch.device("cpu"), torch.float32)
-    result = Sampler(REGISTRY.parts("logits_processor"), functions).process(logits_V, one)
+    result = Sampler(REGISTRY.parts("logits_processor"), functions, HostCopies()).process(logits_V, one)
     assert torch.equal(logits_V, before), "the model's logits were changed in place"
     return result
 

@@ -42,9 +42,8 @@ def row(position: int = 0, temperature: float = 1.0, mask: bytes = b"", **sampli
 def sampler(request, load_functions) -> Sampler:
     """Without processors, over torch's functions and over the compiled ones."""
     compiled = load_functions() if request.param == "cpu" else None
-    return Sampler(
-        {}, make_registry([ReferenceProvider(), CpuProvider(compiled)]).select(torch.device("cpu"), torch.float32)
-    )
+    registry = make_registry([ReferenceProvider(), CpuProvider(compiled)])
+    return Sampler({}, registry.select(torch.device("cpu"), torch.float32), HostCopies())
 
 
 @pytest.fixture
@@ -281,7 +280,7 @@ class TestMaskAndProcessors:
 
         processors = {"forbid": forbid, "want": want, "allow": allow, "keep_largest": keep_largest, "divide": divide}
         functions = reference_registry().select(torch.device("cpu"), torch.float32)
-        return Sampler(processors | {"min_tokens": min_tokens}, functions)
+        return Sampler(processors | {"min_tokens": min_tokens}, functions, HostCopies())
 
     def choose(self, sampler, mask, *processors, temperature=0.0):
         logits_BV = torch.arange(50.0)[None]
