@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from checkpoints import FAMILIES, LATENTS, make_checkpoint
+from checkpoints import FAMILIES, make_checkpoint
 
 from labinfer import LLM
 from labinfer.worker.step_graphs import CapturedStep, StepGraphs
 
-UNCAPTURED = {"ministral3", "olmo3", "minimax-m2", *LATENTS}
+UNCAPTURED = {"ministral3", "olmo3", "minimax-m2"}
 """Families whose layers have something between functions that a graph cannot repeat."""
 
 

@@ -309,16 +309,18 @@ extern "C" {
   REPLAYABLE(NAME)
 
 // Latent attention: q (tokens, heads, size) over cached rows (slots, size) that are keys of all heads, and whose first `rank` elements are
-// values: out (tokens, heads, rank). A row is read once for all heads of one or more tokens.
+// values: out (tokens, heads, rank). A row is read once for all heads of one or more tokens. Dtypes as for ATTEND.
 #define ATTEND_LATENT(NAME, KERNEL)                                                                                      \
-  void NAME(const bf16* q, const void* cache, const float* scales, const int64_t* tables, const int64_t* table_ptr,      \
-            const int64_t* row_ptr, const int64_t* context_lens, bf16* out, int64_t sequences, int64_t heads,            \
-            int64_t size, int64_t rank, int64_t block_size, float scale, int threads) {                                  \
+  void NAME(const void* q, const void* cache, const float* scales, const int64_t* tables, const int64_t* table_ptr,      \
+            const int64_t* row_ptr, const int64_t* context_lens, void* out, int64_t sequences, int64_t heads,            \
+            int64_t size, int64_t rank, int64_t block_size, int dtype, int cache_dtype, float scale, int threads) {      \
     int64_t head_ptr[] = {0, heads};                                                                                     \
-    Cache rows{cache, scales, scales ? Dtype::INT8 : Dtype::BFLOAT16};                                                   \
-    Batch batch{q, rows, rows, tables, table_ptr, row_ptr, context_lens, head_ptr, out, Dtype::BFLOAT16, heads, 1,       \
+    Cache rows{cache, scales, Dtype(cache_dtype)};                                                                       \
+    Batch batch{q, rows, rows, tables, table_ptr, row_ptr, context_lens, head_ptr, out, Dtype(dtype), heads, 1,          \
                 size, block_size, false, scale, 0, rank, true, nullptr};                                                 \
-    attend_all<KERNEL>(batch, sequences, threads);                                                                       \
+    bool is_narrow = rows.dtype == Dtype::BFLOAT16 || rows.dtype == Dtype::INT8;                                         \
+    if (batch.dtype == Dtype::BFLOAT16 && is_narrow) attend_all<KERNEL>(batch, sequences, threads);                      \
+    else attend_all<FloatUnits>(batch, sequences, threads);                                                              \
   }                                                                                                                      \
   REPLAYABLE(NAME)
 

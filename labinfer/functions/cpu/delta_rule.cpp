@@ -53,7 +53,7 @@ void convolve(const T* x, int64_t stride, const float* weight, T* state, const S
     const T* rows = x + all.row_ptr[b] * stride + first;
     T* before = state + all.slots[b] * past * channels + first;
     if (all.is_new(b))
-      for (int64_t w = 0; w < past; ++w) std::fill_n(before + w * channels, size, T(0));
+      for (int64_t w = 0; w < past; ++w) std::fill_n(before + w * channels, size, T{});
     auto input = [&](int64_t n) { return n < 0 ? before + (past + n) * channels : rows + n * stride; };
     for (int64_t n = 0; n < tokens; ++n) {
       T* to = out + (all.row_ptr[b] + n) * channels + first;
@@ -270,6 +270,7 @@ extern "C" {
   REPLAYABLE(gated_norm_##NAME)
 OF_TYPE(bf16, bfloat16)
 OF_TYPE(float, float32)
+OF_TYPE(half, float16)
 #undef OF_TYPE
 
 }  // extern "C"

@@ -18,7 +18,7 @@ class CpuDeltaRule:
         library: see ``library.load``.
     """
 
-    dtypes = (torch.bfloat16, torch.float32)
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
     def __init__(self, library: Library):
         self._library = library

@@ -1,4 +1,4 @@
-"""Compiled latent attention in the absorbed form; unsupported sizes and cache dtypes use the reference."""
+"""Compiled latent attention in the absorbed form, for prompts, too: its bits do not depend on how many tokens are new."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.attention_batch import Angles, AttentionBatch
+from labinfer.functions.cpu.floats import DTYPES
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.latent_cache import LatentCache, LatentTransform
-from labinfer.functions.reference import latent_attention as reference
-
-UNIT = 16
-"""Unit of a latent's size, which must be a multiple of 16."""
-CACHES = (torch.bfloat16, torch.int8)
 
 
 class CpuLatent:
@@ -21,10 +17,10 @@ class CpuLatent:
 
     Args:
         library: see ``library.load``.
-        kernel: kernel of the products, one of ``library.kernels``.
+        kernel: kernel of bfloat16 products, one of ``library.kernels``.
     """
 
-    dtypes = (torch.bfloat16,)
+    dtypes = (torch.bfloat16, torch.float32, torch.float16)
 
     def __init__(self, library: Library, kernel: str = ""):
         self._library = library
@@ -33,6 +29,9 @@ class CpuLatent:
     def calls(self) -> dict[str, Callable]:
         """Methods of this object, by the name of the function that each implements."""
         return {"write_latent": self.write_latent, "latent_attention": self.latent_attention}
+
+    def _compiled(self, name: str, q_THQ: torch.Tensor) -> Callable:
+        return getattr(self._library, f"{name}_{str(q_THQ.dtype).removeprefix('torch.')}")
 
     def write_latent(
         self,
@@ -44,10 +43,8 @@ class CpuLatent:
         *,
         transform: LatentTransform,
     ) -> torch.Tensor:
-        if cache.latent.dtype not in CACHES:
-            return reference.write_latent(q_THQ, kv_TC, cache, slots_T, angles, transform=transform)
         q_THQ, (cos_TR, sin_TR) = q_THQ.contiguous(), angles
-        self._library.write_latent(
+        self._compiled("write_latent", q_THQ)(
             q_THQ.data_ptr(),
             kv_TC.data_ptr(),
             cos_TR.data_ptr(),
@@ -61,6 +58,7 @@ class CpuLatent:
             kv_TC.stride(0),
             transform.eps,
             transform.interleaved,
+            DTYPES.index(cache.latent.dtype),
             torch.get_num_threads(),
         )
         return q_THQ
@@ -69,14 +67,12 @@ class CpuLatent:
         self, q_THQ: torch.Tensor, cache: LatentCache, batch: AttentionBatch, weight_HUL: torch.Tensor, scale: float
     ) -> torch.Tensor:
         width, rank = cache.latent.shape[2], cache.rank
-        if cache.latent.dtype not in CACHES or rank % UNIT or width % 2:
-            return reference.absorbed(q_THQ, cache, batch, weight_HUL, scale)
         q_THQ, threads = q_THQ.contiguous(), torch.get_num_threads()
         tokens, heads, size = q_THQ.shape
         rotated, unit = width - rank, weight_HUL.shape[1]
         sizes = (tokens, heads, size - rotated)
         q_THC, sums_THL = q_THQ.new_empty(tokens, heads, width), q_THQ.new_empty(tokens, heads, rank)
-        self._library.absorb_queries(
+        self._compiled("absorb_queries", q_THQ)(
             q_THQ.data_ptr(), weight_HUL.data_ptr(), q_THC.data_ptr(), *sizes, rotated, unit, rank, threads
         )
         self._attend(
@@ -92,11 +88,13 @@ class CpuLatent:
             width,
             rank,
             cache.block_size,
+            DTYPES.index(q_THQ.dtype),
+            DTYPES.index(cache.latent.dtype),
             scale,
             threads,
         )
         out_THP = q_THQ.new_empty(tokens, heads, unit - size + rotated)
-        self._library.expand_values(
+        self._compiled("expand_values", q_THQ)(
             sums_THL.data_ptr(), weight_HUL.data_ptr(), out_THP.data_ptr(), *sizes, unit, rank, threads
         )
         return out_THP

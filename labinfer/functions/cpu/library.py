@@ -129,10 +129,7 @@ def load(compiled: ctypes.CDLL) -> Library:
         "pack_expert_codes": [pointer, size] + [pointer] * 2 + [count],
         "experts": [pointer] * 2 + [count],
         "route": [pointer] * 8 + [size] * 2 + [count] * 3,
-        "write_latent": [pointer] * 8 + [size] * 6 + [real, count, count],
-        "absorb_queries": [pointer] * 3 + [size] * 6 + [count],
-        "expand_values": [pointer] * 3 + [size] * 5 + [count],
-        "attend_latent": [pointer] * 8 + [size] * 5 + [real, count],
+        "attend_latent": [pointer] * 8 + [size] * 5 + [count] * 2 + [real, count],
         "attend": [pointer] * 12 + [size] * 5 + [count] * 3 + [real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
@@ -140,14 +137,16 @@ def load(compiled: ctypes.CDLL) -> Library:
         arguments[f"add_rms_norm_{dtype}"] = [pointer] * 4 + [size] * 2 + [real] + [count] * 2
         arguments[f"silu_and_mul_{dtype}"] = arguments[f"gelu_and_mul_{dtype}"] = [pointer] * 2 + [size] * 2 + [count]
         arguments[f"rotate_and_write_{dtype}"] = [pointer] * 10 + [size] * 5 + [count] * 2 + [size] + [count] * 2
+        arguments[f"write_latent_{dtype}"] = [pointer] * 8 + [size] * 6 + [real] + [count] * 3
+        arguments[f"absorb_queries_{dtype}"] = [pointer] * 3 + [size] * 6 + [count]
+        arguments[f"expand_values_{dtype}"] = [pointer] * 3 + [size] * 5 + [count]
+        arguments[f"causal_conv_{dtype}"] = [pointer] * 7 + [size] * 4 + [count]
+        arguments[f"delta_rule_{dtype}"] = [pointer] * 10 + [size] * 5 + [count]
+        arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     for dtype in ("float32", "float16"):
         arguments[f"pack_{dtype}"] = arguments["pack_weight"]
         arguments[f"linear_{dtype}"] = arguments["linear"]
         arguments[f"embedding_{dtype}"] = arguments["embedding"]
-    for dtype in ("bfloat16", "float32"):
-        arguments[f"causal_conv_{dtype}"] = [pointer] * 7 + [size] * 4 + [count]
-        arguments[f"delta_rule_{dtype}"] = [pointer] * 10 + [size] * 5 + [count]
-        arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     counted = {
         "expert_bytes": [pointer],
         "count_patches": [pointer, size, size, pointer, pointer, count],

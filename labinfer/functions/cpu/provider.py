@@ -122,7 +122,7 @@ class CpuProvider(Provider):
         calls = CpuFunctions(self._library, kernel).calls()
         _add(registry, {function: calls[function] for function in PANEL_FUNCTIONS}, name=name, dtypes=BFLOAT16)
         attention = {"latent_attention": CpuLatent(self._library, kernel).latent_attention}
-        _add(registry, attention, name=name, dtypes=CpuLatent.dtypes)
+        _add(registry, attention, name=name, dtypes=BFLOAT16)
         calls12 = CpuPacked12(self._library, kernel).calls()
         packed12 = {function: calls12[function] for function in PRODUCTS}
         _add(registry, packed12, name=f"{name}-packed12", weights="packed12", dtypes=CpuPacked12.dtypes)

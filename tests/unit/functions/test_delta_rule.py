@@ -89,7 +89,7 @@ def test_any_chunks_leave_the_same_state_and_outputs(form, load_functions):
 
 @needs_compiler
 @pytest.mark.parametrize(("key_heads", "key_size", "value_size"), SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_compiled_rule_is_the_references(cpu, key_heads, key_size, value_size, dtype):
     qkv, gates, heads = rule_arguments(key_heads, key_size, value_size, sum(COUNTS), dtype)
     batch = batch_of(COUNTS, EARLIER, SLOTS)
@@ -99,14 +99,14 @@ def test_compiled_rule_is_the_references(cpu, key_heads, key_size, value_size, d
     got = cpu.delta_rule(qkv, gates, state, batch, heads)
     assert got.dtype == dtype and torch.equal(state[2], untouched)
     torch.testing.assert_close(state, exact_state, rtol=1e-5, atol=1e-5)
-    rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(dtype, 1e-5)
     torch.testing.assert_close(got.float(), exact, rtol=rounding, atol=1e-5)
 
 
 @needs_compiler
 @pytest.mark.parametrize("channels", [5, 48, 1040])
 @pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_compiled_convolution_is_the_references(cpu, channels, width, dtype):
     x = torch.randn(sum(COUNTS), channels + 7).to(dtype)[:, :channels]  # rows that are not next to each other
     weight, state = torch.randn(width, channels), torch.randn(6, width - 1, channels).to(dtype)
@@ -114,16 +114,16 @@ def test_compiled_convolution_is_the_references(cpu, channels, width, dtype):
     exact = reference.causal_conv(x.float(), weight, exact_state, batch)
     got = cpu.causal_conv(x, weight, state, batch)
     assert torch.equal(state.float(), exact_state)
-    rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(dtype, 1e-5)
     torch.testing.assert_close(got.float(), exact, rtol=rounding, atol=1e-5)
 
 
 @needs_compiler
 @pytest.mark.parametrize("size", [16, 20, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_compiled_gated_norm_is_the_references(cpu, size, dtype):
     x, gate = torch.randn(7, 3, size).to(dtype), torch.randn(7, 3 * size + 5).to(dtype)[:, 5:].unflatten(1, (3, size))
     weight = torch.randn(size).to(dtype)
     exact = reference.gated_norm(x.float(), gate.float(), weight.float(), 1e-6)
-    rounding = 2**-8 if dtype == torch.bfloat16 else 1e-5
+    rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(dtype, 1e-5)
     torch.testing.assert_close(cpu.gated_norm(x, gate, weight, 1e-6).float(), exact, rtol=rounding, atol=1e-6)

@@ -219,17 +219,18 @@ def test_token_has_the_same_bits_alone_in_a_chunk_and_on_any_threads(cpu, heads,
 
 @needs_compiler
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
-def test_compiled_write_latent_is_the_references(cpu, kv_dtype, interleaved):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float32, torch.float16], ids=str)
+def test_compiled_write_latent_is_the_references(cpu, kv_dtype, dtype, interleaved):
     """Up to a rounding of each number; what the queries have without a position stays as it is."""
     count, heads = 5, 3
-    both = torch.randn(count, 6 + RANK + ROTATED).bfloat16()
-    q, angles = torch.randn(count, heads, UNROTATED + ROTATED).bfloat16(), torch.randn(count, ROTATED)
-    norm, slots = torch.randn(RANK).bfloat16(), torch.tensor([7, 3, 0, 11, 4])
+    both = torch.randn(count, 6 + RANK + ROTATED).to(dtype)
+    q, angles = torch.randn(count, heads, UNROTATED + ROTATED).to(dtype), torch.randn(count, ROTATED)
+    norm, slots = torch.randn(RANK).to(dtype), torch.tensor([7, 3, 0, 11, 4])
     outs = []
     for write in (reference.write_latent, cpu.write_latent):
         cache = empty_cache(3, kv_dtype)
-        tables, transform = (angles.cos().bfloat16(), angles.sin().bfloat16()), LatentTransform(norm, 1e-6, interleaved)
+        tables, transform = (angles.cos().to(dtype), angles.sin().to(dtype)), LatentTransform(norm, 1e-6, interleaved)
         rotated = write(q.clone(), both[:, 6:], cache, slots, tables, transform=transform)
         blocks = torch.arange(3)
         outs.append((rotated, cache.latents.load(blocks, torch.float32), cache.keys.load(blocks, torch.float32)))
@@ -239,12 +240,20 @@ def test_compiled_write_latent_is_the_references(cpu, kv_dtype, interleaved):
 
 
 @needs_compiler
-def test_sizes_that_are_not_compiled_go_to_the_reference(cpu, monkeypatch):
-    monkeypatch.setitem(globals(), "RANK", 20)
-    case = Case([1, 5], [9, 30], dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
-    assert torch.equal(case.run(cpu.latent_attention), case.run(reference.absorbed))
-    wide = Case([1, 5], [9, 30], dtype=torch.bfloat16, kv_dtype=torch.float32)
-    assert torch.equal(wide.run(cpu.latent_attention), wide.run(reference.absorbed))
+@pytest.mark.parametrize("rank", [2, 20, 36])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+def test_latents_of_any_size_and_dtype_have_the_same_bits_alone(cpu, monkeypatch, rank, dtype):
+    monkeypatch.setitem(globals(), "RANK", rank)
+    for kv_dtype in (dtype, torch.bfloat16, torch.int8):
+        case = Case([1, 5], [9, 300], dtype=dtype, kv_dtype=kv_dtype)
+        exact, together = case.exact(), case.run(cpu.latent_attention)
+        bound = 2e-6 if dtype == kv_dtype == torch.float32 else 0.05
+        assert (together - exact).abs().max() < bound * exact.abs().max()
+        table = case.batch.tables_N.tolist()[case.batch.table_ptr[1] :]
+        for row in range(5):
+            alone = AttentionBatch.build([0, 1], [296 + row], [table[: -(-(296 + row) // BLOCK)]], CPU)
+            got = cpu.latent_attention(case.q[row + 1 : row + 2], case.cache, alone, case.weight, case.scale)
+            assert torch.equal(got[0], together[row + 1])
 
 
 # The choice between them.
