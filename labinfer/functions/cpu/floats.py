@@ -1,11 +1,13 @@
-"""Compiled functions for floating-point models; odd input sizes, which bfloat16 products do not support, use the reference."""
+"""Compiled functions for floating-point models; bfloat16 products with an odd number of inputs are padded by one."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
@@ -13,7 +15,6 @@ from labinfer.functions.cpu.dense import Finish, look_up, multiply
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import DenseWeight
-from labinfer.functions.reference import linear
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
 """Dtypes of activations and caches, in the order of their enum values in attention_inner.h; int8 is for caches."""
@@ -70,34 +71,42 @@ class CpuFunctions:
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:
-        if not self._has_no_panels(weight_OI.shape[1]):
-            self._pack(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
-        return DenseWeight(weight_OI, *weight_OI.shape)
+        outputs, inputs = weight_OI.shape
+        if self._is_padded(inputs):
+            weight_OI = F.pad(weight_OI, (0, 1))
+        self._pack(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
+        return DenseWeight(weight_OI, outputs, inputs)
 
     def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        if self._has_no_panels(weight.inputs):
-            return linear.linear(x_TI, weight, bias_O)
-        return multiply(self._linear, x_TI, weight, bias_O)
+        return self._multiply(x_TI, weight, bias_O)
 
     def gated_linear(
         self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
     ) -> torch.Tensor:
         finish = Finish.gate(gelu)
-        if not self._are_pairs or self._has_no_panels(weight.inputs) or not finish.takes(weight.outputs):
+        if not self._are_pairs or not finish.takes(weight.outputs):
             return self.activate(self.linear(x_TI, weight, bias_O), gelu)
-        return multiply(self._linear, x_TI, weight, bias_O, finish)
+        return self._multiply(x_TI, weight, bias_O, finish)
 
     def activate(self, gate_up_TF: torch.Tensor, gelu: bool) -> torch.Tensor:
         """Apply ``gelu_and_mul`` or ``silu_and_mul``."""
         return _gate(self._gelu if gelu else self._silu, gate_up_TF)
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
-        if self._has_no_panels(table.inputs):
-            return linear.embedding(token_ids_T, table, first)
+        if self._is_padded(table.inputs):
+            wide_TI = look_up(self._look_up, token_ids_T, replace(table, inputs=table.inputs + 1), first)
+            return wide_TI[:, : table.inputs].contiguous()
         return look_up(self._look_up, token_ids_T, table, first)
 
-    def _has_no_panels(self, inputs: int) -> bool:
-        """Whether a matrix with ``inputs`` inputs has no panels: those of bfloat16 need an even number."""
+    def _multiply(
+        self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None, finish: Finish = Finish.NOTHING
+    ) -> torch.Tensor:
+        if self._is_padded(weight.inputs):
+            x_TI, weight = F.pad(x_TI, (0, 1)), replace(weight, inputs=weight.inputs + 1)
+        return multiply(self._linear, x_TI, weight, bias_O, finish)
+
+    def _is_padded(self, inputs: int) -> bool:
+        """Whether a matrix with ``inputs`` inputs has one more of zeros: panels of bfloat16 have an even number."""
         return self._are_pairs and inputs % 2 == 1
 
     def add_rms_norm(

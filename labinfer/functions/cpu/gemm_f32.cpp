@@ -10,19 +10,15 @@ namespace {
 constexpr int64_t CHUNK = 256;
 constexpr int64_t MOST_ROWS = 240;  // maximum rows multiplied with a panel before the next one is read
 
-// Dot product for the outputs after the last full panel, which are stored as plain rows.
-template <typename Number>
-inline float dot(const float* a, const Number* b, int64_t size) {
-  float total = 0.0f;
-  for (int64_t begin = 0; begin < size; begin += CHUNK) {
-    int64_t end = std::min(begin + CHUNK, size), i = begin;
-    floats sums{};
-    for (; i + WIDTH <= end; i += WIDTH) sums += load<floats>(a + i) * load_floats(b + i);
-    float rest = sum(sums);
-    for (; i < end; ++i) rest += a[i] * as_float(b[i]);
-    total += rest;
-  }
-  return total;
+// Copies the `count` outputs after the last whole panel, which are stored as plain rows, into a panel, so that they are summed in the order of
+// other outputs. Columns from `count` on hold anything.
+template <typename Stored>
+const Stored* pack_rest(const Stored* rows, int64_t count, int64_t inputs) {
+  static thread_local LineVector<Stored> panel;
+  if (int64_t(panel.size()) < PANEL * inputs) panel.resize(PANEL * inputs);
+  for (int64_t row = 0; row < count; ++row)
+    for (int64_t i = 0; i < inputs; ++i) panel[i * PANEL + row] = rows[row * inputs + i];
+  return panel.data();
 }
 
 // Multiplies rows with a panel, one chunk of inputs at a time: sums (rows, PANEL).
@@ -58,10 +54,10 @@ void multiply(const Number* x, const typename Dtype::Stored* weight, const Numbe
       if (first != taken) rows = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
       Number* to = out + first * outputs;
       if (output == panels * PANEL) {
+        multiply_in_chunks<Kernel>(rows, pack_rest(weight + output * inputs, outputs - output, inputs), count, inputs, sums);
         for (int64_t row = 0; row < count; ++row)
           for (int64_t rest = output; rest < outputs; ++rest)
-            set(to[row * outputs + rest],
-                dot(rows + row * inputs, (const Number*)weight + rest * inputs, inputs) + (bias ? as_float(bias[rest]) : 0.0f));
+            set(to[row * outputs + rest], sums[row * PANEL + rest - output] + (bias ? as_float(bias[rest]) : 0.0f));
         continue;
       }
       multiply_in_chunks<Kernel>(rows, weight + output * inputs, count, inputs, sums);

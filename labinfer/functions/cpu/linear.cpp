@@ -16,24 +16,41 @@ class Products {
   // Calls write(token, low, high) with 2 × 16 outputs of each row of the block that begins at `first`; `next` is the panel after it.
   template <typename Write>
   void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
-    int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
-    if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
-    floats add_low{}, add_high{};
-    if (bias) {
-      add_low = widen(load<halves>(bias + panel * PANEL));
-      add_high = widen(load<halves>(bias + panel * PANEL + WIDTH));
-    }
-    for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
-      int64_t begin = pass.number * step;
-      weight.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)), pass, memory,
-                                    [&](int row, int some, auto sums) {
-                                      for (int i = 0; i < some; ++i)
-                                        write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
-                                    });
-    }
+    run(weight, bias ? bias + panel * PANEL : nullptr, first, panel, next, write);
+  }
+
+  // Multiplies with the outputs after the last whole panel (`count` unpacked rows): they are copied into a panel, so that they are summed in
+  // the order of other outputs. Calls write(token, sums), without a bias.
+  template <typename Write>
+  void multiply_rest(int64_t first, const bf16* rows, int64_t count, Write write) {
+    static thread_local LineVector<bf16> last;  // columns from `count` on hold anything
+    if (int64_t(last.size()) < PANEL * inputs) last.resize(PANEL * inputs);
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = 0; i < inputs; i += 2) std::memcpy(&last[i * PANEL + row * 2], rows + row * inputs + i, 2 * sizeof(bf16));
+    run(Plain{last.data(), inputs}, nullptr, first, 0, 0, [&](int64_t token, floats low, floats high) {
+      float sums[PANEL];
+      store(sums, low), store(sums + WIDTH, high);
+      write(token, sums);
+    });
   }
 
  private:
+  template <typename Columns, typename Write>
+  void run(const Columns& columns, const bf16* added, int64_t first, int64_t panel, int64_t next, Write write) {
+    int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
+    if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
+    floats add_low{}, add_high{};
+    if (added) add_low = widen(load<halves>(added)), add_high = widen(load<halves>(added + WIDTH));
+    for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
+      int64_t begin = pass.number * step;
+      columns.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)), pass, memory,
+                                     [&](int row, int some, auto sums) {
+                                       for (int i = 0; i < some; ++i)
+                                         write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
+                                     });
+    }
+  }
+
   const bf16* x;
   const Weights& weight;
   const bf16* bias;
@@ -59,10 +76,10 @@ void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out,
         });
         continue;
       }
-      const bf16* row = weight.rest(panels);
-      for (int64_t output = panels * PANEL; output < outputs; ++output, row += inputs)
-        for (int64_t token = block * together; token < std::min(tokens, (block + 1) * together); ++token)
-          out[token * outputs + output] = narrow(dot(x + token * inputs, row, inputs) + (bias ? widen(bias[output]) : 0.0f));
+      products.multiply_rest(block * together, weight.rest(panels), outputs - panels * PANEL, [&](int64_t token, const float* sums) {
+        for (int64_t output = panels * PANEL; output < outputs; ++output)
+          out[token * outputs + output] = narrow(sums[output - panels * PANEL] + (bias ? widen(bias[output]) : 0.0f));
+      });
     }
     writer.finish();
   });

@@ -82,16 +82,6 @@ inline void pack_panel(const bf16* const* rows, int64_t size, bf16* to) {
   }
 }
 
-// Dot product of two rows, for outputs that are in no panel.
-inline float dot(const bf16* a, const bf16* b, int64_t size) {
-  floats total{};
-  int64_t i = 0;
-  for (; i + WIDTH <= size; i += WIDTH) total += widen(load<halves>(a + i)) * widen(load<halves>(b + i));
-  float rest = sum(total);
-  for (; i < size; ++i) rest += widen(a[i]) * widen(b[i]);
-  return rest;
-}
-
 // A kernel multiplies a panel with up to ROWS rows of its Input type. The fastest kernel depends on the processor: some do a bfloat16 dot
 // product at half the rate of float32.
 

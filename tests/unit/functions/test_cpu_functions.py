@@ -75,11 +75,26 @@ def test_kernels_have_their_functions(compiled_functions):
         assert all(callable(compiled_functions.find(name, kernel)) for name in products | others[kernel])
 
 
-def test_linear_with_an_odd_number_of_inputs_is_torchs(cpu):
-    x, weight = random(3, 5), random(64, 5)
-    packed = cpu.pack_weight(weight.clone())
-    assert torch.equal(packed.data, weight)
-    assert torch.equal(cpu.linear(x, packed), linear.linear(x, linear.pack_weight(weight)))
+@pytest.mark.parametrize("inputs", [1, 5, 37, 513])
+def test_linear_with_an_odd_number_of_inputs_has_the_same_bits_alone(panels, inputs):
+    x, weight, bias = random(30, inputs), random(70, inputs), random(70)
+    packed = panels.pack_weight(weight.clone())
+    together = panels.linear(x, packed, bias)
+    assert_near(together, torch.nn.functional.linear(x.float(), weight.float(), bias.float()))
+    assert all(torch.equal(panels.linear(x[row : row + 1], packed, bias)[0], together[row]) for row in range(30))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("inputs", [6, 300, 1026])
+def test_outputs_have_the_same_bits_in_a_panel_and_after_the_last_one(compiled_functions, kernel, dtype, inputs):
+    """A tensor-parallel rank may have in a partial panel what is in a whole one elsewhere."""
+    functions = CpuFunctions(compiled_functions, kernel if dtype == torch.bfloat16 else "", dtype=dtype)
+    x, weight, bias = (random(*sizes).to(dtype) for sizes in ((20, inputs), (96, inputs), (96,)))
+    whole = functions.linear(x, functions.pack_weight(weight.clone()), bias)
+    for outputs in (1, 31, 33, 80):
+        for rows in (1, 7, 20):
+            packed = functions.pack_weight(weight[:outputs].clone())
+            assert torch.equal(functions.linear(x[:rows], packed, bias[:outputs].clone()), whole[:rows, :outputs])
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 16), (50, 8), (31, 2), (70, 5)])
