@@ -63,9 +63,7 @@ class DenseWeight:
     def dtype(self) -> torch.dtype:
         return self.data.dtype
 
-    @property
-    def exact_dtype(self) -> torch.dtype:
-        return self.data.dtype
+    exact_dtype = dtype
 
     @property
     def device(self) -> torch.device:

@@ -72,15 +72,14 @@ def attend(
             mask_TS = mask_TS.triu(num_seen - num_new - window + 1)
     if heads.sinks_H is not None:
         k_HSP, v_HSP, mask_TS = with_sinks(k_HSP, v_HSP, mask_TS, heads.sinks_H, num_new)
-    attended_HTP = F.scaled_dot_product_attention(
+    return F.scaled_dot_product_attention(
         q_THP.transpose(0, 1).unsqueeze(0),
         k_HSP.unsqueeze(0),
         v_HSP.unsqueeze(0),
         attn_mask=mask_TS,
         scale=heads.scale,
         enable_gqa=even,
-    )[0]
-    return attended_HTP.transpose(0, 1)
+    )[0].transpose(0, 1)
 
 
 def with_sinks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 def add_rms_norm(
@@ -34,6 +35,17 @@ def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     """``gelu(gate) * up`` of the two halves, with the tanh approximation of GELU: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
     return F.gelu(gate_TF, approximate="tanh") * up_TF
+
+
+def sigmoid(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``1 / (1 + exp(-x))`` whose bits depend on nothing but x: ``torch.sigmoid`` rounds the last elements of a tensor or thread differently."""
+    out = x.new_empty(x.shape) if out is None else out
+    if has_torch_function((x,)):  # a capture records this as one torch operation
+        return handle_torch_function(sigmoid, (x,), x, out)
+    return out.copy_((x.float().neg().exp() + 1).reciprocal())
+
+
+sigmoid.repeats_in_place = True
 
 
 def rotary(x_THP: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor, interleaved: bool = False) -> torch.Tensor:

@@ -14,6 +14,7 @@ from labinfer.functions.attention_batch import Angles
 from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
 from labinfer.functions.calls import FunctionCall, PagedAttentionCall, RotateAndWriteCall
 from labinfer.functions.layer_cache import LayerCache, PoolLayout
+from labinfer.functions.reference.elementwise import sigmoid
 from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
@@ -40,8 +41,7 @@ class QueryScaling:
 
     def __call__(self, positions_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Factor of each token's query, (T, 1, 1)."""
-        spans_T = torch.floor(positions_T.float() / self.original_length)
-        return (1 + self.beta * torch.log(1 + spans_T)).to(dtype).view(-1, 1, 1)
+        return (1 + self.beta * torch.log(1 + positions_T // self.original_length)).to(dtype).view(-1, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class Attention(nn.Module):
             gate_TI = None if gate_TI is None else gate_TI[output_rows.rows_R]
         out_THP = functions.paged_attention(q_THP, cache, attention, self._attention_heads)
         out_TI = out_THP.reshape(q_THP.shape[0], -1)
-        return out_TI if gate_TI is None else out_TI * gate_TI.sigmoid()
+        return out_TI if gate_TI is None else out_TI * sigmoid(gate_TI)
 
     @cached_property
     def _qkv_heads(self) -> QKVHeads:

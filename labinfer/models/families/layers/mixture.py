@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall
+from labinfer.functions.reference.elementwise import sigmoid
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig
 from labinfer.models.families.layers.experts import RoutedExperts
 from labinfer.models.families.layers.router import Router, RouterConfig
@@ -67,6 +68,6 @@ class Mixture(nn.Module):
         if self.shared_expert is not None:
             shared_TD = self.shared_expert.partial(x_TD)
             if self.shared_expert_gate is not None:
-                shared_TD = shared_TD * self.shared_expert_gate(x_TD).sigmoid()
+                shared_TD = shared_TD * sigmoid(self.shared_expert_gate(x_TD))
             out_TD = out_TD + shared_TD
         return self._tp.all_reduce(out_TD)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from labinfer.models.layers.context import StageContext
@@ -61,10 +60,11 @@ class PerLayerGate(nn.Module):
         self.gate = ReplicatedLinear(hidden_size, config.size, ctx, "layer")
         self.projection = ReplicatedLinear(config.size, hidden_size, ctx, "layer")
         self.norm = RMSNorm(hidden_size, norm_eps, ctx)
+        self._gelu_and_mul = ctx.functions.gelu_and_mul
 
     def forward(self, hidden_TD: torch.Tensor, input_TP: torch.Tensor) -> torch.Tensor:
         """(T, D), (T, P) → (T, D), a delta of the hidden states."""
-        gated_TP = F.gelu(self.gate(hidden_TD), approximate="tanh") * input_TP
+        gated_TP = self._gelu_and_mul(torch.cat((self.gate(hidden_TD), input_TP), dim=1))
         return self.norm(self.projection(gated_TP))[1]
 
 
