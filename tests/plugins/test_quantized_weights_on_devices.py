@@ -30,10 +30,12 @@ QUESTION = ("--prompt", "x", "--raw", "--max-tokens", "4", "--ignore-eos", "--dt
 def weights(done: Finished) -> tuple[str, float]:
     """Dtype and KiB of the weights of rank 0 in the log's table."""
     assert done.returncode == 0, done.text
-    row = next(line for line in done.stderr.splitlines() if re.match(r" +0  ", line))
-    cells = re.split(" {2,}", row.strip())
-    number, unit = cells[7].split()
-    return cells[6], float(number) * {"KiB": 1, "MiB": 1024}[unit]
+    lines = done.stderr.splitlines()
+    header = next(index for index, line in enumerate(lines) if line.startswith("rank  device"))
+    names, values = (re.split(" {2,}", lines[index].strip()) for index in (header, header + 2))
+    cells = dict(zip(names, values, strict=True))
+    number, unit = cells["weights"].split()
+    return cells["dtype"], float(number) * {"KiB": 1, "MiB": 1024}[unit]
 
 
 @pytest.mark.parametrize(
