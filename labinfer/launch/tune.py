@@ -12,6 +12,7 @@ import torch
 
 import labinfer
 from labinfer.base.config import EngineOptions
+from labinfer.base.errors import UserError
 from labinfer.base.plugins import PLUGINS
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.devices import torch_device
@@ -76,6 +77,8 @@ def choose_functions(
         is_anew = options.model.autotune == "again"
         try_functions(layout, place, registry, overrides, providers, anew=is_anew)
         calls = make_rank_calls(layout, place, registry, overrides)
+        if options.model.reproducible != "off":
+            check_reproducible_kernels(calls)
     if options.model.autotune != "off" and options.model.reproducible == "off":
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("kernels are chosen")
@@ -91,6 +94,22 @@ def make_rank_calls(
     """Function calls of one rank's layers."""
     setting = _call_setting(layout, place, registry, overrides)
     return RankCalls(layout.meta(place).calls, registry, setting, overrides)
+
+
+def check_reproducible_kernels(calls: RankCalls) -> None:
+    """Refuse implementations whose bits may depend on the batch: torch's products and attention, and those of plugins.
+
+    Raises:
+        UserError: one of these would run a function of this rank's layers.
+    """
+    for target, candidates in calls.candidates.items():
+        item = candidates[next(reversed(candidates))]
+        if item.plugin or not item.devices:  # torch is for any device
+            source = f"the plugin {item.plugin}" if item.plugin else "torch"
+            raise UserError(
+                f"--reproducible: the bits of {target}={item.name}, of {source}, may depend on the batch; use the compiled functions: "
+                "no --functions, and a C++ compiler (g++ or clang++)"
+            )
 
 
 def try_functions(

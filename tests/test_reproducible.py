@@ -1,0 +1,149 @@
+"""``--reproducible``: logits and drawn tokens have the same bits alone and in any batch, chunks, caches, and on any threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from checkpoints import FAMILIES, KINDS, make_checkpoint, mixed_prompts
+from drafting import draft_with
+from mtp_checkpoints import MTP_KINDS, add_mtp
+
+from labinfer import LLM, SamplingParams
+from labinfer.base.errors import UserError
+
+BLOCK = 4
+OPTIONS = {"block_size": BLOCK, "num_kv_blocks": 400, "enable_prefix_caching": False, "threads": 1}
+SHARED = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]
+PROMPTS = [*mixed_prompts(6), *(SHARED + prompt[:9] for prompt in mixed_prompts(3, seed=2))]
+REPEATS = [[5, 6, 7, 8] * 6, [9, 4, 9, 4, 9, 4, 9]]
+"""Prompts from which n-grams draft."""
+SMALL = 3 * -(-110 // BLOCK)
+"""KV blocks that cannot hold all sequences at once."""
+WAYS = {
+    "batch": {},
+    "chunks of 3, 2 threads": {"chunked_prefill_size": 3, "threads": 2},
+    "steps of 7 tokens, 3 threads": {"max_num_batched_tokens": 7, "threads": 3},
+    "chunks of 64, 3 sequences": {"chunked_prefill_size": 64, "max_num_seqs": 3},
+    "recomputed": {"num_kv_blocks": SMALL, "preemption_mode": "recompute", "max_num_batched_tokens": 64},
+    "swapped": {"num_kv_blocks": SMALL, "preemption_mode": "swap", "swap_space": 0.002, "max_num_batched_tokens": 64},
+    "prefixes": {"enable_prefix_caching": True},
+    "n-grams": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "drafts": {},
+}
+COUNTED = {"recomputed": "preemptions", "swapped": "preemptions", "prefixes": "found", "drafts": "accepted"}
+"""What a way must have done, among the counts of the run."""
+FORMS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16": {"dtype": "float16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+}
+SAMPLE = [
+    ("qwen2-tied", "bfloat16"),
+    ("qwen3-next-moe", "float32"),
+    ("deepseek-v3-plain", "int4"),
+    ("gemma4-layer-inputs", "float16"),
+]
+CASES = [
+    pytest.param(kind, form, marks=() if (kind, form) in SAMPLE else pytest.mark.slow)
+    for kind in ("qwen2-windows", *KINDS, *FAMILIES)
+    for form in FORMS
+]
+
+
+@dataclass
+class AnswerProposer:
+    """Drafts three tokens of the known answers, every fourth of them wrong."""
+
+    answers: list[list[int]]
+
+    def propose(self, sequences, limits) -> list[list[int]]:
+        return list(map(self._propose, sequences, limits))
+
+    def forget(self, sequences) -> None:
+        pass
+
+    def _propose(self, sequence, limit: int) -> list[int]:
+        begin = sequence.num_output_tokens
+        answer = self.answers[sequence.request.key][begin : begin + min(limit, 3)]
+        return [3 if index % 4 == 3 else token for index, token in enumerate(answer, begin)]
+
+
+def params_of(prompts: list[list[int]], has_prompts: bool) -> list[SamplingParams]:
+    """Greedy and drawn answers by turns, with log-probabilities of prompts if asked for."""
+    measured = {"logprobs": 0, "prompt_logprobs": 0 if has_prompts else None, "ignore_eos": True}
+    return [
+        SamplingParams(max_tokens=8 + index, temperature=index % 2 * 0.9, seed=index, **measured)
+        for index in range(len(prompts))
+    ]
+
+
+def rows(output) -> list[tuple[int, str]]:
+    """Token and bits of its log-probability for each compared row of logits."""
+    measured = [*filter(None, output.prompt_logprobs or []), *output.completions[0].logprobs]
+    return [(each.token_id, each.logprob.hex()) for each in measured]
+
+
+def run(
+    directory, options: dict, *, alone: bool = False, has_prompts: bool = True, way: str = "", proposer=None
+) -> list:
+    """Rows of each request: alone, or together; twice if they are to find their prefixes."""
+    prompts = PROMPTS + REPEATS
+    params = params_of(prompts, has_prompts)
+    with LLM(str(directory), **OPTIONS | options) as llm:
+        if alone:
+            return [rows(llm.generate([prompt], each)[0]) for prompt, each in zip(prompts, params, strict=True)]
+        if proposer is not None:
+            draft_with(llm, proposer)
+        for _ in range(2 if way == "prefixes" else 1):
+            outputs = llm.generate(prompts, params)
+        assert way not in COUNTED or llm.report.counts[COUNTED[way]] > 0, llm.report.counts
+        return list(map(rows, outputs))
+
+
+def num_different(wanted: list, got: list) -> int:
+    assert [len(each) for each in wanted] == [len(each) for each in got]
+    return sum(a != b for one, other in zip(wanted, got, strict=True) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
+def test_requests_have_the_same_bits_alone_and_in_any_batch(tmp_path, kind, form):
+    directory = make_checkpoint(tmp_path / "model", kind)
+    options = {"reproducible": True} | FORMS[form]
+    exact = {has: run(directory, options, alone=True, has_prompts=has) for has in (True, False)}
+    assert sum(map(len, exact[True])) > 300
+    answers = AnswerProposer([[token for token, _ in each] for each in exact[False]])
+    for name, way in WAYS.items():
+        has = name != "prefixes"  # a prompt that is measured finds no prefix
+        proposer = answers if name == "drafts" else None
+        got = run(directory, options | way, has_prompts=has, way=name, proposer=proposer)
+        assert num_different(exact[has], got) == 0, name
+
+
+@pytest.mark.parametrize("noise", [0.3, None], ids=["accepted", "rejected"])
+@pytest.mark.parametrize(
+    "kind", [MTP_KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in MTP_KINDS[1:])]
+)
+def test_mtp_drafts_leave_the_bits(tmp_path, kind, noise):
+    directory = make_checkpoint(tmp_path / "model", kind)
+    add_mtp(directory, kind, noise=noise)
+    options = {"reproducible": True, "dtype": "bfloat16"}
+    drafted = options | {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
+    assert num_different(run(directory, options, alone=True), run(directory, drafted)) == 0
+
+
+def test_reference_products_have_other_bits_in_a_batch(tmp_path):
+    """The control: what is compared above differs where bits depend on the rows of a product."""
+    directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
+    options = {"functions": "reference", "autotune": False, "dtype": "float32"}
+    assert num_different(run(directory, options, alone=True), run(directory, options)) > 0
+
+
+@pytest.mark.parametrize("functions", ["reference", "linear=reference", "paged_attention=reference"])
+def test_functions_whose_bits_depend_on_the_batch_are_refused(tmp_path, functions):
+    directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
+    with pytest.raises(UserError, match="reproducible: the bits of .*=reference, of torch, may depend on the batch"):
+        LLM(str(directory), **OPTIONS, reproducible=True, functions=functions)
