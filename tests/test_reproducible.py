@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -147,3 +149,17 @@ def test_functions_whose_bits_depend_on_the_batch_are_refused(tmp_path, function
     directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
     with pytest.raises(UserError, match="reproducible: the bits of .*=reference, of torch, may depend on the batch"):
         LLM(str(directory), **OPTIONS, reproducible=True, functions=functions)
+
+
+@pytest.mark.parametrize("num_starts", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_every_start_has_the_same_bits_beside_busy_processes(tmp_path, num_starts):
+    directory = make_checkpoint(tmp_path / "model", "qwen3-moe")
+    options = {"reproducible": True, "dtype": "bfloat16", "threads": 2}
+    exact = run(directory, options, alone=True)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        assert [num_different(exact, run(directory, options)) for _ in range(num_starts)] == [0] * num_starts
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
