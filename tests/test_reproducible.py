@@ -20,6 +20,15 @@ SHARED = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]
 PROMPTS = [*mixed_prompts(6), *(SHARED + prompt[:9] for prompt in mixed_prompts(3, seed=2))]
 REPEATS = [[5, 6, 7, 8] * 6, [9, 4, 9, 4, 9, 4, 9]]
 """Prompts from which n-grams draft."""
+LONG = [[(index * (7 + size) + size) % 500 + 3 for index in range(size)] for size in (470, 1, 300, 260, 33, 480)]
+"""Prompts of several spans of attention, and of more rows than products take at once."""
+LONG_WAYS = {
+    "batch": {},
+    "alone, 3 threads": {"threads": 3},
+    "chunks of 100, 2 threads": {"chunked_prefill_size": 100, "threads": 2},
+    "steps of 37 tokens, 3 threads": {"max_num_batched_tokens": 37, "threads": 3},
+    "blocks of 16, chunks of 250": {"block_size": 16, "num_kv_blocks": 200, "chunked_prefill_size": 250, "threads": 3},
+}
 SMALL = 3 * -(-110 // BLOCK)
 """KV blocks that cannot hold all sequences at once."""
 WAYS = {
@@ -90,10 +99,16 @@ def rows(output) -> list[tuple[int, str]]:
 
 
 def run(
-    directory, options: dict, *, alone: bool = False, has_prompts: bool = True, way: str = "", proposer=None
+    directory,
+    options: dict,
+    prompts: list[list[int]] = PROMPTS + REPEATS,
+    *,
+    alone: bool = False,
+    has_prompts: bool = True,
+    way: str = "",
+    proposer: AnswerProposer | None = None,
 ) -> list:
     """Rows of each request: alone, or together; twice if they are to find their prefixes."""
-    prompts = PROMPTS + REPEATS
     params = params_of(prompts, has_prompts)
     with LLM(str(directory), **OPTIONS | options) as llm:
         if alone:
@@ -123,6 +138,27 @@ def test_requests_have_the_same_bits_alone_and_in_any_batch(tmp_path, kind, form
         proposer = answers if name == "drafts" else None
         got = run(directory, options | way, has_prompts=has, way=name, proposer=proposer)
         assert num_different(exact[has], got) == 0, name
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("qwen3", "int8 cache"),
+        ("deepseek-v3", "float32"),
+        *(
+            pytest.param(kind, form, marks=pytest.mark.slow)
+            for kind in ("qwen2-tied", "qwen3.5", "gpt-oss", "gemma3")
+            for form in FORMS
+        ),
+    ],
+)
+def test_long_prompts_have_the_same_bits_alone_and_in_any_batch(tmp_path, kind, form):
+    directory = make_checkpoint(tmp_path / "model", kind)
+    options = {"reproducible": True, "num_kv_blocks": 600} | FORMS[form]
+    exact = run(directory, options, LONG, alone=True)
+    for name, way in LONG_WAYS.items():
+        got = run(directory, options | way, LONG, alone=name.startswith("alone"))
+        assert num_different(exact, got) == 0, name
 
 
 @pytest.mark.parametrize("noise", [0.3, None], ids=["accepted", "rejected"])
