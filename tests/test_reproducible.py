@@ -173,6 +173,23 @@ def test_mtp_drafts_leave_the_bits(tmp_path, kind, noise):
     assert num_different(run(directory, options, alone=True), run(directory, drafted)) == 0
 
 
+@pytest.mark.parametrize("form", ["bfloat16", pytest.param("int4", marks=pytest.mark.slow)])
+def test_offloaded_experts_leave_the_bits(tmp_path, form):
+    """Also with few of them in memory at once, so that a token's experts are added in several parts."""
+    directory = make_checkpoint(tmp_path / "model", "qwen3-moe")
+    options = {"reproducible": True} | FORMS[form]
+    offloaded = options | {"expert_offload": 6e-5, "threads": 2}
+    assert num_different(run(directory, options, alone=True), run(directory, offloaded)) == 0
+
+
+def test_weights_in_12_bits_leave_the_bits(tmp_path):
+    directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
+    plain, packed = (
+        {"reproducible": True, "dtype": "bfloat16", "weights": weights} for weights in ("plain", "packed12")
+    )
+    assert num_different(run(directory, plain, alone=True), run(directory, packed)) == 0
+
+
 def test_reference_products_have_other_bits_in_a_batch(tmp_path):
     """The control: what is compared above differs where bits depend on the rows of a product."""
     directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
