@@ -25,8 +25,12 @@ class Products {
   void multiply_rest(int64_t first, const bf16* rows, int64_t count, Write write) {
     static thread_local LineVector<bf16> last;  // columns from `count` on hold anything
     if (int64_t(last.size()) < PANEL * inputs) last.resize(PANEL * inputs);
-    for (int64_t row = 0; row < count; ++row)
-      for (int64_t i = 0; i < inputs; i += 2) std::memcpy(&last[i * PANEL + row * 2], rows + row * inputs + i, 2 * sizeof(bf16));
+    const bf16* each[PANEL];
+    for (int64_t row = 0; row < PANEL; ++row) each[row] = rows + std::min(row, count - 1) * inputs;
+    if (count > 2) pack_panel(each, inputs, last.data());
+    else
+      for (int64_t row = 0; row < count; ++row)
+        for (int64_t i = 0; i < inputs; i += 2) std::memcpy(&last[i * PANEL + row * 2], each[row] + i, 2 * sizeof(bf16));
     run(Plain{last.data(), inputs}, nullptr, first, 0, 0, [&](int64_t token, floats low, floats high) {
       float sums[PANEL];
       store(sums, low), store(sums + WIDTH, high);
