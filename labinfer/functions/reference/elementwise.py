@@ -42,7 +42,7 @@ def sigmoid(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     out = x.new_empty(x.shape) if out is None else out
     if has_torch_function((x,)):  # a capture records this as one torch operation
         return handle_torch_function(sigmoid, (x,), x, out)
-    return out.copy_((x.float().neg().exp() + 1).reciprocal())
+    return out.copy_(x.float().neg().exp_().add_(1).reciprocal_())
 
 
 sigmoid.repeats_in_place = True
