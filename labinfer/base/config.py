@@ -99,7 +99,7 @@ class ModelOptions:
     reproducible: str = option(
         "off",
         "give a request's logits and tokens the same bits alone and in any batch, at every start: kernels are chosen by the "
-        "configuration, never by timing (on CPUs, without tensor parallelism)",
+        "configuration, never by timing, and sums over tensor-parallel ranks (at most 4) have one order (on CPUs)",
         choices=("off", "on"),
     )
     weights: str = option(

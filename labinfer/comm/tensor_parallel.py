@@ -28,6 +28,10 @@ class TensorParallelCommunicator:
 
     all_reduce.repeats_in_place = True
 
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors of all ranks, of equal shapes, in rank order."""
+        return self._comm.all_gather(tensor)
+
     def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
         """Broadcast ``count`` numbers of the first rank to all ranks; ``numbers`` of other ranks are ignored."""
         if self.size == 1 or not count:

@@ -102,8 +102,17 @@ class ChoiceRecorder:
 
 def run_case(group: RankGroup, options: dict, scenario: str, job: dict) -> dict:
     """What this rank knows of one run: tokens and counts on rank 0, how far logits are off where tokens are sampled."""
-    directory, prompts = Path(options["model"]), job["prompts"]
     llm = LLM.from_options(group, EngineOptions.from_flat(options | SCENARIOS[scenario]))
+    try:
+        return use_llm(llm, group, Path(options["model"]), scenario, job)
+    finally:
+        llm.unload()
+        group.end_splits()  # threads of gloo would otherwise take the cores of the runs that follow
+
+
+def use_llm(llm: LLM, group: RankGroup, directory: Path, scenario: str, job: dict) -> dict:
+    """Answers, logits and counts of one run; see ``run_case``."""
+    prompts = job["prompts"]
     if scenario == "beams":
         beams = SamplingParams(ignore_eos=True, n=job["beams"]["num_beams"], **job["beams"])
         outputs = llm.generate(job["beam_prompts"], beams)

@@ -1,7 +1,5 @@
 // Activations of gated MLPs.
 #pragma once
-#include <cmath>
-
 #include "exponentials.h"
 
 namespace {
@@ -11,11 +9,9 @@ inline floats exponential(floats x, const bf16*) { return exponential(x); }
 inline floats exponential(floats x, const half*) { return exponential(x); }
 inline floats exponential(floats x, const float*) { return exact_exponential(x); }
 
-// Vector version, as precise as the type's scalars.
 struct Silu {
   template <typename Number = bf16>
   static floats many(floats value, const Number* kind = nullptr) { return value / (1.0f + exponential(-value, kind)); }
-  static float one(float value) { return value / (1.0f + std::exp(-value)); }
 };
 
 // GELU, tanh approximation, with 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
@@ -24,10 +20,6 @@ struct Gelu {
   static floats many(floats value, const Number* kind = nullptr) {
     value = larger(same(-30.0f), value);
     return value / (1.0f + exponential(power(value), kind));
-  }
-  static float one(float value) {
-    value = value < -30.0f ? -30.0f : value;
-    return value / (1.0f + std::exp(power(value)));
   }
 
   template <typename Value>  // -2u

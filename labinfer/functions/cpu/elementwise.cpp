@@ -162,7 +162,11 @@ void gate_by(const Number* gate_up, Number* out, int64_t tokens, int64_t size, i
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH)
       store_floats(to + i, gated<Activate>(load_floats(gate + i), load_floats(up + i), gate));
-    for (; i < size; ++i) set(to[i], rounded<Number>(Activate::one(as_float(gate[i]))) * as_float(up[i]));
+    if (i == size) return;
+    Number gates[WIDTH]{}, ups[WIDTH]{};  // a scalar exponential would differ: a column's bits depend on where its shard begins
+    std::copy(gate + i, gate + size, gates), std::copy(up + i, up + size, ups);
+    store_floats(gates, gated<Activate>(load_floats(gates), load_floats(ups), gate));
+    std::copy(gates, gates + size - i, to + i);
   });
 }
 

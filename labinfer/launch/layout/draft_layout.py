@@ -27,6 +27,7 @@ def draft_options(options: EngineOptions, name: str, layout: Layout) -> EngineOp
         quantization=("auto",),
         functions=("auto",),
         autotune="off",
+        reproducible="off",
         weights="plain" if options.model.weights == "plain" else "auto",
         max_model_len=0,
         sliding_window=0,

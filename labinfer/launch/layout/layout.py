@@ -23,6 +23,8 @@ from labinfer.launch.layout.stage_shapes import StageShapes
 from labinfer.launch.providers import describe_device, reference_registry
 from labinfer.models.config import ModelConfig
 from labinfer.models.layers.context import ExpertCut, StageContext
+from labinfer.models.layers.segmented_linear import SegmentedLinear
+from labinfer.models.layers.segments import DEGREES
 from labinfer.models.registry import model_class
 from labinfer.weights.codes import QuantLayout
 
@@ -63,6 +65,8 @@ class Layout:
     """Bytes of each rank's expert cache, with all experts in a file; 0 if all experts are in memory."""
     is_one_cpu_host: bool = False
     """Whether all stages compute on CPUs of one machine."""
+    reproducible: bool = False
+    """Whether sums over tensor-parallel ranks have bits that do not depend on their number."""
     _meta: dict[Place, StageShapes] = field(default_factory=dict, repr=False, compare=False)
 
     def dtype(self, place: Place) -> torch.dtype:
@@ -202,6 +206,7 @@ class Layout:
             form=form,
             experts=self.experts[place.stage],
             names=model_class(self.config).names,
+            row_parallel=SegmentedLinear if self.reproducible else None,
         )
 
     def rounding(self, place: Place) -> str:
@@ -306,6 +311,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,
         expert_memory=int(options.cache.expert_offload * GIB),
+        reproducible=options.model.reproducible != "off",
         is_one_cpu_host=len(hosts) == 1 and hosts.pop()[1] == "cpu",
     )
 
@@ -314,18 +320,18 @@ def check_reproducible(topology: Topology, devices: Mapping[int, DeviceName]) ->
     """Refuse layouts whose bits are not reproducible.
 
     Raises:
-        UserError: a stage has several tensor-parallel ranks, or a rank is not on a CPU.
+        UserError: a stage has more tensor-parallel ranks than reproducible sums allow, or a rank is not on a CPU.
     """
-    if max(topology.tp_sizes) > 1:
-        raise UserError(
-            f"--reproducible: sums over {max(topology.tp_sizes)} tensor-parallel ranks have other bits than one rank's; give -tp 1, and "
-            "-pp for more ranks"
-        )
     for rank, device in devices.items():
         if device.type != "cpu":
             raise UserError(
                 f"--reproducible: the bits of kernels on {device.type} (rank {rank}) may depend on the batch; give --device cpu"
             )
+    if max(topology.tp_sizes) > max(DEGREES):
+        raise UserError(
+            f"--reproducible: sums over {max(topology.tp_sizes)} tensor-parallel ranks have other bits than one rank's; give at most "
+            f"-tp {max(DEGREES)}, and -pp for more ranks"
+        )
 
 
 def check_context_shift(options: EngineOptions, layout: Layout, place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.families.layers.full_norm_attention import full_norm
 from labinfer.models.families.layers.mixture import MixtureConfig
 from labinfer.models.families.layers.router import read_router
 from labinfer.models.rope_parameters import read_rope
@@ -38,6 +39,6 @@ class MiniMaxM2ForCausalLM(Decoder):
             bias_dims=1,
         )
         eps, columns = file.get("rms_norm_eps", float, 1e-6), read_gated_mlp(file).intermediate_size
-        attention = read_attention(file, rope=read_rope(file, partial=True), qk_norm="full", qk_norm_eps=eps)
+        attention = full_norm(read_attention(file, rope=read_rope(file, partial=True), qk_norm_eps=eps))
         layer = LayerConfig(mixer=attention, mlp=MixtureConfig(router=router, intermediate_size=columns))
         return read_model(file, [layer] * file.size("num_hidden_layers"))

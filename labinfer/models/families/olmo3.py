@@ -5,6 +5,7 @@ from __future__ import annotations
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
 from labinfer.models.decoder import Decoder
+from labinfer.models.families.layers.full_norm_attention import full_norm
 from labinfer.models.rope_parameters import read_rope, require_ropes_by_type
 from labinfer.weights.checkpoint_names import CheckpointNames
 
@@ -31,9 +32,7 @@ class Olmo3ForCausalLM(Decoder):
         local = file.without("rope_scaling", "rope_theta").with_defaults(rope_theta=5e5)
         ropes = {True: read_rope(local, SLIDING), False: read_rope(file, FULL)}
         layers = [
-            LayerConfig(
-                mixer=read_attention(file, rope=ropes[w > 0], window=w, qk_norm="full", qk_norm_eps=eps), mlp=mlp
-            )
+            LayerConfig(mixer=full_norm(read_attention(file, rope=ropes[w > 0], window=w, qk_norm_eps=eps)), mlp=mlp)
             for w in windows
         ]
         return read_model(file, layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -18,15 +18,15 @@ from labinfer.functions.reference.elementwise import sigmoid
 from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.linear import QKVParallelLinear, RowParallelLinear
-from labinfer.models.layers.norm import NormWeight, ShardedRMSNorm
+from labinfer.models.layers.linear import QKVParallelLinear, row_parallel
+from labinfer.models.layers.norm import NormWeight
 from labinfer.models.layers.rope import RopeConfig
-from labinfer.models.layers.sharding import shard_heads
+from labinfer.models.layers.sharding import shard_head_columns, shard_heads
 from labinfer.weights.slices import TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
-QKNorm = Literal["none", "head", "head_after_rotation", "full"]
-"""QK norm: none, per head (before or after the rotation), or over all heads together (before the rotation)."""
+QKNorm = Literal["none", "head", "head_after_rotation"]
+"""QK norm: none, or per head, before or after the rotation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +109,9 @@ class Attention(nn.Module):
             kv_names=kv_names,
             output_gate=config.output_gate,
         )
-        columns = (shard.query[0] * size, shard.query[1] * size)
-        self.o_proj = RowParallelLinear(config.num_heads * size, columns, hidden_size, config.out_bias, ctx)
-        if config.qk_norm == "full":
-            eps, kv = config.qk_norm_eps, (shard.kv[0] * size, shard.kv[1] * size)
-            self.q_norm = ShardedRMSNorm(config.num_heads * size, columns, columns[0], eps, ctx)
-            own_kv = 0  # a KV head replicated on several ranks counts once, on the first of them
-            if ctx.tp.rank > 0:
-                own_kv = shard_heads(config.num_heads, config.num_kv_heads, ctx.tp.size, ctx.tp.rank - 1).kv[1] * size
-            self.k_norm = ShardedRMSNorm(config.num_kv_heads * size, kv, max(kv[0], own_kv), eps, ctx)
-            self._tp = ctx.tp
-        elif config.qk_norm != "none":
+        shard_inputs = partial(shard_head_columns, config.num_heads, config.num_kv_heads, size)
+        self.o_proj = row_parallel(config.num_heads * size, shard_inputs, hidden_size, config.out_bias, ctx)
+        if config.qk_norm != "none":
             self.q_norm = NormWeight(size, ctx, config.qk_norm_offset)
             self.k_norm = self.q_norm if config.reads_earlier else NormWeight(size, ctx, config.qk_norm_offset)
         self._scale = config.head_size**-0.5 if config.scale is None else config.scale
@@ -181,9 +173,7 @@ class Attention(nn.Module):
         if config.output_gate:
             columns = self.o_proj.num_inputs
             qkv_TI, gate_TI = qkv_TI[:, :-columns].contiguous(), qkv_TI[:, -columns:]
-        if config.qk_norm == "full":
-            self._normalize(qkv_TI)
-        qkv_THP = qkv_TI.view(x_TD.shape[0], -1, config.head_size)
+        qkv_THP = self._normalized(qkv_TI).view(x_TD.shape[0], -1, config.head_size)
         q_THP = functions.rotate_and_write(qkv_THP, cache, slots_T, angles, self._qkv_heads)
         if config.query_scaling is not None:
             q_THP = q_THP * config.query_scaling(batch.positions_T, q_THP.dtype)
@@ -211,22 +201,14 @@ class Attention(nn.Module):
 
     def _head_norms(self) -> HeadNorms | None:
         config = self.config
-        if config.qk_norm in ("none", "full"):
+        if config.qk_norm == "none":
             return None
         after = config.qk_norm == "head_after_rotation"
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, config.qk_norm_eps, after, config.value_norm)
 
-    def _normalize(self, qkv_TI: torch.Tensor) -> None:
-        """Apply the QK norm over the heads of all ranks, in place."""
-        norms, width = (self.q_norm, self.k_norm), self.config.head_size
-        parts = qkv_TI.split(
-            [width * self.shard.num_query, width * self.shard.num_kv, width * self.shard.num_kv], dim=1
-        )
-        sums_2T = self._tp.all_reduce(
-            torch.stack([norm.square_sum(x_TI) for norm, x_TI in zip(norms, parts, strict=False)])
-        )
-        for norm, x_TI, sum_T in zip(norms, parts, sums_2T, strict=False):
-            x_TI.copy_(norm(x_TI, sum_T))
+    def _normalized(self, qkv_TI: torch.Tensor) -> torch.Tensor:
+        """Hook: queries, keys and values of this rank, (T, I), before the rotation. May overwrite ``qkv_TI``."""
+        return qkv_TI
 
 
 class HeadLogits(WeightedModule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -33,3 +33,10 @@ class StageContext:
     """Name of a matrix in the checkpoint → the quantized form in which to hold it; None for a dequantized matrix."""
     experts: ExpertCut = "columns"
     names: CheckpointNames = CheckpointNames()  # noqa: RUF009 - it is frozen
+    row_parallel: Callable[..., Any] | None = None
+    """Makes the row-parallel layers of a reproducible run, with the arguments of ``layers.linear.row_parallel``. They and their ``partial``
+    return sums over all ranks."""
+
+    def sum_partials(self, partial: torch.Tensor) -> torch.Tensor:
+        """Sum of the ranks' ``partial`` results of row-parallel layers, in place."""
+        return self.tp.all_reduce(partial) if self.row_parallel is None else partial

@@ -6,8 +6,8 @@ all-reduce. Slices may be unequal: see ``layers/sharding``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import torch
 
@@ -148,8 +148,21 @@ class ReplicatedLinear(Matrix):
         )
 
 
+def row_parallel(
+    in_features: int, shard: Callable[[int, int], Range], out_features: int, bias: bool, ctx: StageContext
+) -> Any:
+    """``RowParallelLinear``, or the context's layer in its place.
+
+    Args:
+        shard: (tensor-parallel size, rank) → range of the inputs of that rank.
+    """
+    if ctx.row_parallel is not None:
+        return ctx.row_parallel(in_features, shard, out_features, bias, ctx)
+    return RowParallelLinear(in_features, shard(ctx.tp.size, ctx.tp.rank), out_features, bias, ctx)
+
+
 class RowParallelLinear(Matrix):
-    """A projection split by input columns; an all-reduce sums the partial results.
+    """A projection split by input columns; an all-reduce sums the partial results. Layers make it with ``row_parallel``.
 
     Args:
         columns: this rank's range of the inputs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from labinfer.functions.calls import FunctionCall, GatedActivationCall
 from labinfer.functions.protocols import GeluAndMul, SiluAndMul
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.linear import Activation, MergedColumnParallelLinear, RowParallelLinear
+from labinfer.models.layers.linear import Activation, MergedColumnParallelLinear, row_parallel
 from labinfer.models.layers.sharding import shard_columns
 
 
@@ -42,7 +43,7 @@ class GatedMLP(nn.Module):
         self._activation = config.activation
         self._activate: SiluAndMul | GeluAndMul = getattr(ctx.functions, f"{config.activation}_and_mul")
         self.gate_up_proj = MergedColumnParallelLinear(hidden_size, parts, config.bias, ctx)
-        self.down_proj = RowParallelLinear(full, columns, hidden_size, config.bias, ctx)
+        self.down_proj = row_parallel(full, partial(shard_columns, full), hidden_size, config.bias, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
         yield GatedActivationCall(self.down_proj.num_inputs, f"{self._activation}_and_mul")

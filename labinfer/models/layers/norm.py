@@ -1,4 +1,4 @@
-"""RMS norms whose weight is replicated on the ranks, or sharded."""
+"""RMS norms, whose weight is replicated on the ranks."""
 
 from __future__ import annotations
 
@@ -47,33 +47,3 @@ class RMSNorm(NormWeight):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add a sublayer's output and normalize: (hidden + delta, its norm). May overwrite ``hidden_TD`` unless ``delta_TD`` is None."""
         return self._add_rms_norm(hidden_TD, delta_TD, self.weight, self._eps)
-
-
-class ShardedRMSNorm(WeightedModule):
-    """RMS norm over a dimension that is sharded over the ranks; the caller sums their squares with an all-reduce.
-
-    Args:
-        full: size of the whole dimension.
-        columns: this rank's (begin, end) of it.
-        counted_from: first column that counts in this rank's sum; earlier ones are replicas that another rank counts.
-    """
-
-    def __init__(self, full: int, columns: tuple[int, int], counted_from: int, eps: float, ctx: StageContext):
-        super().__init__()
-        self._full, self._columns, self._eps = full, columns, eps
-        self._num_uncounted = counted_from - columns[0]
-        self.weight = empty_parameter(columns[1] - columns[0], dtype=ctx.dtype)
-
-    def square_sum(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sum of squares, (T,) float32."""
-        return x_TI[:, self._num_uncounted :].float().square().sum(dim=1)
-
-    def forward(self, x_TI: torch.Tensor, sum_T: torch.Tensor) -> torch.Tensor:
-        """Normalize this rank's columns with the sum of squares over all ranks."""
-        scale_T1 = torch.rsqrt(sum_T / self._full + self._eps).unsqueeze(1)
-        return self.weight * (x_TI.float() * scale_T1).to(x_TI.dtype)
-
-    def slices(self, prefix: str) -> Iterator[WeightSlice]:
-        yield TensorSlice(
-            name=f"{prefix}.weight", shape=(self._full,), ranges=(self._columns,), destination=self.weight
-        )

@@ -61,6 +61,14 @@ def shard_heads(num_heads: int, num_kv_heads: int, tp_size: int, tp_rank: int, k
     return HeadShard(query, kv, tuple(head // group - kv[0] for head in range(*query)))
 
 
+def shard_head_columns(
+    num_heads: int, num_kv_heads: int, head_size: int, tp_size: int, tp_rank: int
+) -> tuple[int, int]:
+    """(begin, end) of the columns of ``tp_rank``'s query heads; see ``shard_heads``."""
+    begin, end = shard_heads(num_heads, num_kv_heads, tp_size, tp_rank).query
+    return begin * head_size, end * head_size
+
+
 def shard_columns(num_columns: int, tp_size: int, tp_rank: int) -> tuple[int, int]:
     """(begin, end) of the MLP columns of ``tp_rank``."""
     return shard_range(num_columns, tp_size, COLUMN_UNIT)[tp_rank]

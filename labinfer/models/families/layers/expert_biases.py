@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.clamped_gate import ClampedGate
+from labinfer.models.layers.segments import without_segment
 from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -47,7 +48,7 @@ class ExpertBiases(WeightedModule):
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         count, columns, outputs = self._sizes
-        begin, end = self._columns
+        prefix, (begin, end) = without_segment(prefix), self._columns
         gate_up, down = {"ranges": (self._experts, (2 * begin, 2 * end))}, {"ranges": (self._experts,)}
         yield TensorSlice(
             name=f"{prefix}.gate_up", shape=(count, 2 * columns), destination=self.gate_up.detach(), **gate_up

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig, ExpertBiases
 from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.segments import SegmentSum, Shard, without_segment
 from labinfer.models.layers.sharding import shard_columns, shard_experts
-from labinfer.weights.codes import Codes, QuantLayout
+from labinfer.weights.codes import Codes, QuantLayout, Range
 from labinfer.weights.slices import MatrixSlice, MatrixStack, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 Projection = Literal["gate_proj", "up_proj", "down_proj"]
+
+
+def expert_shard(num_experts: int, columns: int, ctx: StageContext) -> Shard:
+    """Range of the experts, or of the columns of every expert, by (tensor-parallel size, rank)."""
+    return partial(shard_experts, num_experts) if ctx.experts == "whole" else partial(shard_columns, columns)
 
 
 class RoutedExperts(WeightedModule):
@@ -31,6 +38,7 @@ class RoutedExperts(WeightedModule):
         columns: intermediate size of an expert, over all ranks.
         gate: clamped activation of experts with biases.
         gelu: whether the activation is GELU instead of SiLU.
+        part: range of the sharded dimension to hold, see ``expert_shard``; None for this rank's.
     """
 
     def __init__(
@@ -42,22 +50,19 @@ class RoutedExperts(WeightedModule):
         gate: ClampedGateConfig | None = None,
         *,
         gelu: bool = False,
+        part: Range | None = None,
     ):
         super().__init__()
         self._functions = self._value_functions = ctx.functions.experts
         self._code_functions = ctx.functions.coded_experts
         self._num_experts, self._all_columns = num_experts, columns
         self._hidden_size, self._dtype = hidden_size, ctx.dtype
-        self._range, self._columns = (0, num_experts), (0, columns)
-        if ctx.experts == "whole":
-            self._range = shard_experts(num_experts, ctx.tp.size, ctx.tp.rank)
-        else:
-            self._columns = shard_columns(columns, ctx.tp.size, ctx.tp.rank)
+        part = part or expert_shard(num_experts, columns, ctx)(ctx.tp.size, ctx.tp.rank)
+        self._range, self._columns = (part, (0, columns)) if ctx.experts == "whole" else ((0, num_experts), part)
         self._is_transposed, self.biases, self._gelu = gate is not None, None, gelu
         if gate is not None:
             sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
-            counts = ctx.experts == "whole" or ctx.tp.rank == 0
-            self.biases = ExpertBiases(gate, sizes, *parts, counts=counts)
+            self.biases = ExpertBiases(gate, sizes, *parts, counts=self._columns[0] == 0)
         self.packed: PackedExperts | None = None
         self._codes: tuple[Codes, Codes] | None = None
         """Memory for loading quantized experts; replaces ``gate_up`` and ``down``."""
@@ -94,13 +99,13 @@ class RoutedExperts(WeightedModule):
         gate = None if self.biases is None else self.biases.gate
         return ExpertMLPs(self.packed, self._range[0], gate, self._gelu)
 
-    def experts_call(self, num_chosen: int) -> ExpertsCall:
-        """Description of this layer's call of the experts' function, for measurements.
+    def experts_calls(self, num_chosen: int) -> Iterator[ExpertsCall]:
+        """Description of this layer's call of the experts' function, for measurements, if this rank holds any experts.
 
         Args:
             num_chosen: experts per token.
         """
-        return ExpertsCall(
+        call = ExpertsCall(
             target=self._functions.target,
             quantization=self._functions.quantization,
             num_experts=self._range[1] - self._range[0],
@@ -109,6 +114,8 @@ class RoutedExperts(WeightedModule):
             hidden_size=self._hidden_size,
             columns=self._width,
         )
+        if call.elements:
+            yield call
 
     def slices(self, prefix: str) -> Iterator[MatrixSlice]:
         for expert in range(*self._range):
@@ -170,7 +177,7 @@ class RoutedExperts(WeightedModule):
     def _expert_slices(self, prefix: str, expert: int) -> Iterator[MatrixSlice]:
         """Gate, up and down slices of one expert, from matrices of its own or from stacked tensors of all experts. Empty on a rank without
         columns."""
-        hidden_size, width, full = self._hidden_size, self._width, self._all_columns
+        prefix, hidden_size, width, full = without_segment(prefix), self._hidden_size, self._width, self._all_columns
         gate_up, down = self._memory
         if not width:
             return
@@ -205,3 +212,33 @@ class RoutedExperts(WeightedModule):
     @property
     def num_bytes(self) -> int:
         return super().num_bytes + (self.packed.nbytes if self.packed is not None else 0)
+
+
+class SegmentedExperts(nn.Module):
+    """Routed experts of a reproducible run, cut into segments (see ``SegmentSum``); arguments as of ``RoutedExperts``."""
+
+    def __init__(self, num_experts: int, columns: int, hidden_size: int, ctx: StageContext, *others: Any, **named: Any):
+        super().__init__()
+        self._sum = SegmentSum(expert_shard(num_experts, columns, ctx), ctx.tp)
+        self.segments = nn.ModuleList(
+            RoutedExperts(num_experts, columns, hidden_size, ctx, *others, **named, part=part)
+            for _, part in self._sum.segments
+        )
+
+    def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
+        """(T, D) → (T, D): the weighted sum over each token's experts, on all ranks."""
+        parts = [segment(x_TD, ids_TA, weights_TA) for segment in self.segments]
+        return self._sum(parts, x_TD.new_empty(x_TD.shape))
+
+    def experts_calls(self, num_chosen: int) -> Iterator[ExpertsCall]:
+        """See ``RoutedExperts.experts_calls``."""
+        for segment in self.segments:
+            yield from segment.experts_calls(num_chosen)
+
+
+def make_routed_experts(
+    num_experts: int, columns: int, hidden_size: int, ctx: StageContext, *others: Any, **named: Any
+) -> RoutedExperts | SegmentedExperts:
+    """This rank's experts; the caller passes their result to ``StageContext.sum_partials``. Arguments as of ``RoutedExperts``."""
+    make = RoutedExperts if ctx.row_parallel is None else SegmentedExperts
+    return make(num_experts, columns, hidden_size, ctx, *others, **named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -16,9 +16,9 @@ from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.models.layers.cache_spec import CacheSpec, StateTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from labinfer.models.layers.linear import MergedColumnParallelLinear, row_parallel
 from labinfer.models.layers.norm import NormWeight
-from labinfer.models.layers.sharding import HeadShard, shard_heads
+from labinfer.models.layers.sharding import HeadShard, shard_head_columns, shard_heads
 from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -78,8 +78,8 @@ class GatedDeltaNet(nn.Module):
         self.conv1d = ConvWeight(_channel_parts("conv1d", config, shard), config.conv_width)
         self.decay = DecayWeights(config.num_value_heads, shard.query)
         self.norm = NormWeight(config.value_size, ctx)
-        columns = (shard.query[0] * config.value_size, shard.query[1] * config.value_size)
-        self.out_proj = RowParallelLinear(config.num_value_heads * config.value_size, columns, hidden_size, False, ctx)
+        columns = partial(shard_head_columns, config.num_value_heads, config.num_key_heads, config.value_size)
+        self.out_proj = row_parallel(config.num_value_heads * config.value_size, columns, hidden_size, False, ctx)
         self._key_heads_H = torch.tensor(shard.kv_of_query, device="cpu")
 
     def calls(self) -> Iterator[FunctionCall]:

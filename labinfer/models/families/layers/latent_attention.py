@@ -17,10 +17,10 @@ from labinfer.functions.latent_calls import LatentAttentionCall, LatentSizes, Wr
 from labinfer.models.layers.cache_spec import CacheSpec, TokenTensor
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from labinfer.models.layers.linear import MergedColumnParallelLinear, row_parallel
 from labinfer.models.layers.norm import NormWeight, RMSNorm
 from labinfer.models.layers.rope import RopeConfig
-from labinfer.models.layers.sharding import shard_heads
+from labinfer.models.layers.sharding import shard_head_columns, shard_heads
 from labinfer.weights.slices import MatrixSlice, Range, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -81,8 +81,8 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_b_proj = HeadWeights(
             config.num_heads, heads, config.unrotated + config.value_size, config.rank, ctx=ctx
         )
-        columns = _columns(heads, config.value_size)
-        self.o_proj = RowParallelLinear(config.num_heads * config.value_size, columns, hidden_size, config.bias, ctx)
+        shard = partial(shard_head_columns, config.num_heads, 1, config.value_size)
+        self.o_proj = row_parallel(config.num_heads * config.value_size, shard, hidden_size, config.bias, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
         config, sizes = self.config, vars(self._sizes)

@@ -12,7 +12,7 @@ from torch import nn
 from labinfer.functions.calls import FunctionCall
 from labinfer.functions.reference.elementwise import sigmoid
 from labinfer.models.families.layers.expert_biases import ClampedGateConfig
-from labinfer.models.families.layers.experts import RoutedExperts
+from labinfer.models.families.layers.experts import make_routed_experts
 from labinfer.models.families.layers.router import Router, RouterConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.linear import ReplicatedLinear
@@ -46,9 +46,11 @@ class Mixture(nn.Module):
 
     def __init__(self, config: MixtureConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
-        self._tp = ctx.tp
+        self._sum_partials = ctx.sum_partials
         self.gate = Router(config.router, hidden_size, ctx)
-        self.experts = RoutedExperts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate)
+        self.experts = make_routed_experts(
+            config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate
+        )
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
         if config.shared is not None:
@@ -58,9 +60,7 @@ class Mixture(nn.Module):
 
     def calls(self) -> Iterator[FunctionCall]:
         """Call of the experts, if this rank holds any."""
-        call = self.experts.experts_call(self.gate.config.num_chosen)
-        if call.elements:
-            yield call
+        return self.experts.experts_calls(self.gate.config.num_chosen)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Mixture-of-experts output of the hidden states ``x_TD``, (T, D)."""
@@ -70,4 +70,4 @@ class Mixture(nn.Module):
             if self.shared_expert_gate is not None:
                 shared_TD = shared_TD * sigmoid(self.shared_expert_gate(x_TD))
             out_TD = out_TD + shared_TD
-        return self._tp.all_reduce(out_TD)
+        return self._sum_partials(out_TD)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labinfer.functions.calls import FunctionCall
-from labinfer.models.families.layers.experts import RoutedExperts
+from labinfer.models.families.layers.experts import make_routed_experts
 from labinfer.models.families.layers.router import Router, RouterConfig
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.mlp import GatedMLPConfig
@@ -40,7 +40,7 @@ class ParallelDenseMoE(nn.Module):
 
     def __init__(self, config: ParallelDenseMoEConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
-        self._tp = ctx.tp
+        self._sum_partials = ctx.sum_partials
         self.dense = config.dense.build(hidden_size, ctx)
         self.dense_output_norm, self.experts_input_norm, self.experts_output_norm = (
             RMSNorm(hidden_size, config.norm_eps, ctx) for _ in range(3)
@@ -48,13 +48,13 @@ class ParallelDenseMoE(nn.Module):
         self.gate_norm = RouterNorm(hidden_size, config.norm_eps, ctx)
         self.gate = Router(config.router, hidden_size, ctx)
         gelu = config.dense.activation == "gelu"
-        self.experts = RoutedExperts(config.router.num_experts, config.intermediate_size, hidden_size, ctx, gelu=gelu)
+        self.experts = make_routed_experts(
+            config.router.num_experts, config.intermediate_size, hidden_size, ctx, gelu=gelu
+        )
 
     def calls(self) -> Iterator[FunctionCall]:
         """Call of the experts, if this rank holds any."""
-        call = self.experts.experts_call(self.gate.config.num_chosen)
-        if call.elements:
-            yield call
+        return self.experts.experts_calls(self.gate.config.num_chosen)
 
     def forward(self, x_TD: torch.Tensor, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Sum of the dense MLP's and the experts' normalized outputs, (T, D).
@@ -66,7 +66,7 @@ class ParallelDenseMoE(nn.Module):
         _, dense_TD = self.dense_output_norm(self.dense(x_TD))
         _, routed_TD = self.gate_norm(hidden_TD)
         _, experts_TD = self.experts_input_norm(hidden_TD)
-        _, experts_TD = self.experts_output_norm(self._tp.all_reduce(self.experts(experts_TD, *self.gate(routed_TD))))
+        _, experts_TD = self.experts_output_norm(self._sum_partials(self.experts(experts_TD, *self.gate(routed_TD))))
         return dense_TD + experts_TD
 
 

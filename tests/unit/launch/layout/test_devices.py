@@ -65,13 +65,15 @@ def test_missing_device_is_refused_with_its_rank(device, complaint):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 2}, "--reproducible: sums over 2 tensor-parallel ranks have other bits"),
-        ({"pipeline_parallel_size": 2, "device": "cpu,npu"}, r"kernels on npu \(rank 1\) may depend on the batch"),
+        ({"tensor_parallel_size": 5}, "5 tensor-parallel ranks have other bits than one rank's; give at most -tp 4"),
+        ({"tensor_parallel_size": 5, "device": "npu"}, r"kernels on npu \(rank 0\) may depend on the batch"),
     ],
 )
 def test_layouts_without_reproducible_bits_are_refused(options, message):
-    hosts = [host(0, "npu", 1, "host", 0), host(1, "npu", 1, "host", 1)]
+    hosts = [host(rank, "npu", 5, "host", rank) for rank in range(5)]
+    options = {"device": "cpu"} | options
     with pytest.raises(UserError, match=message):
         layout_of(hosts, reproducible=True, **options)
     layout_of(hosts, **options)
-    layout_of(hosts, reproducible=True, pipeline_parallel_size=2, device="cpu")
+    layout_of(hosts[:4], reproducible=True, device="cpu", tensor_parallel_size=4)
+    layout_of(hosts, reproducible=True, device="cpu", tensor_parallel_size=(4, 1))

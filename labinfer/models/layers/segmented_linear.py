@@ -1,0 +1,73 @@
+"""``SegmentedLinear``: a row-parallel projection whose bits do not depend on the tensor-parallel degree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.matrix import Matrix
+from labinfer.models.layers.segments import SegmentSum, Shard, without_segment
+from labinfer.weights.slices import MatrixSlice, Range, TensorSlice, WeightSlice
+from labinfer.weights.weighted_module import WeightedModule, empty_parameter
+
+
+class SegmentedLinear(WeightedModule):
+    """A projection split by input columns, with a matrix for each segment (see ``SegmentSum``), which is quantized by itself.
+
+    Args:
+        shard: range of the inputs of a rank.
+    """
+
+    def __init__(self, in_features: int, shard: Shard, out_features: int, bias: bool, ctx: StageContext):
+        super().__init__()
+        begin, end = shard(ctx.tp.size, ctx.tp.rank)
+        self.num_inputs, self._begin, self._num_outputs = end - begin, begin, out_features
+        self._sum = SegmentSum(shard, ctx.tp)
+        self.segments = nn.ModuleList(
+            MatrixSegment(in_features, columns, out_features, ctx) for _, columns in self._sum.segments
+        )
+        self.bias = empty_parameter(out_features, dtype=ctx.dtype) if bias else None
+
+    def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
+        """(T, F) → (T, O), the sum over all ranks plus the bias."""
+        parts = [
+            segment.product(x_TF[:, begin - self._begin : end - self._begin])
+            for segment, (_, (begin, end)) in zip(self.segments, self._sum.segments, strict=True)
+        ]
+        if len(parts) == 1 and self._sum.is_local:
+            out_TO = parts[0]
+        else:
+            out_TO = self._sum(parts, x_TF.new_empty(x_TF.shape[0], self._num_outputs))
+        return out_TO if self.bias is None else out_TO + self.bias
+
+    partial = forward
+    """As ``forward``: a part of the ranks' sum would not have reproducible bits."""
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        if self.bias is not None:
+            yield TensorSlice(name=f"{prefix}.bias", shape=(self._num_outputs,), destination=self.bias)
+
+
+class MatrixSegment(Matrix):
+    """Input columns of a matrix.
+
+    Args:
+        columns: (begin, end) of the columns.
+    """
+
+    def __init__(self, in_features: int, columns: Range, out_features: int, ctx: StageContext):
+        super().__init__(out_features, columns[1] - columns[0], "layer", ctx)
+        self._in_features, self._columns = in_features, columns
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        yield MatrixSlice(
+            name=without_segment(prefix),
+            outputs=self.num_outputs,
+            inputs=self._in_features,
+            rows=(0, self.num_outputs),
+            columns=self._columns,
+            destination=self.memory(0, self.num_outputs),
+        )
