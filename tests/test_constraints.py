@@ -14,6 +14,7 @@ from labinfer.api.batch.job_output import JobOutput
 from labinfer.api.batch.options import JobOptions
 from labinfer.api.batch.progress import JobProgress
 from labinfer.api.batch.reader import JsonlReader
+from labinfer.api.batch.recorded_job import RecordedRun
 from labinfer.base.errors import UserError
 
 EOS = 2
@@ -91,9 +92,11 @@ def run_job(llm: LLM, lines: list[dict], directory, **defaults) -> dict:
     source, target = directory / "in.jsonl", directory / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     output = JobOutput(JobOptions(input=str(source), output=str(target)), {}, {})
-    output.begin({})
+    output.begin({}, RecordedRun(llm.fingerprint, {}, str(source)))
     progress, reader = JobProgress("none", llm.clock, None, 0), JsonlReader(str(source), 1 << 20)
-    BatchJob(reader, output, progress, defaults=SamplingParams(**defaults), model_name="name").run(llm, lambda: None)
+    BatchJob(
+        reader, output, progress, defaults=SamplingParams(**defaults), model_name="name", fingerprint=llm.fingerprint
+    ).run(llm, lambda: None)
     records = map(json.loads, target.read_text().splitlines())
     return {record.get("custom_id") or record["id"]: record for record in records}
 

@@ -15,6 +15,7 @@ from labinfer.api.batch.job_output import JobOutput
 from labinfer.api.batch.options import JobOptions
 from labinfer.api.batch.progress import JobProgress
 from labinfer.api.batch.reader import JsonlReader
+from labinfer.api.batch.recorded_job import RecordedRun
 from labinfer.base.errors import UserError
 from labinfer.base.plan import POOLINGS
 
@@ -156,10 +157,12 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
     source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     with LLM(str(checkpoint), **SMALL, max_num_seqs=3) as llm:
         output = JobOutput(JobOptions(input=str(source), output=str(out)), {}, {})
-        output.begin({})
+        output.begin({}, RecordedRun(llm.fingerprint, {}, str(source)))
         progress = JobProgress("none", llm.clock, None, 0)
         reader = JsonlReader(str(source), 1 << 20)
-        job = BatchJob(reader, output, progress, defaults=SamplingParams(), model_name="name")
+        job = BatchJob(
+            reader, output, progress, defaults=SamplingParams(), model_name="name", fingerprint=llm.fingerprint
+        )
         job.run(llm, lambda: None)
         texts = [output.embedding for output in llm.embed(["the quick", "0123"])]
     assert (job.num_answered, job.num_failed) == (4, 2)

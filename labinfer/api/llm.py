@@ -42,6 +42,7 @@ from labinfer.launch.choose_layout import choose_layout
 from labinfer.launch.device_defaults import with_device_defaults
 from labinfer.launch.draft_model import LoadedDraftModel
 from labinfer.launch.draft_rank import DraftRank
+from labinfer.launch.fingerprint import take_fingerprint
 from labinfer.launch.layout.kv_capacity import KVCapacity
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.prefetch import prefetch_weights
@@ -154,6 +155,14 @@ class LLM:
         trace: OutputFile | None = None
         if parts is not None:
             self.spec = engine_spec(parts)
+        self.fingerprint = take_fingerprint(
+            group,
+            options,
+            self.files.identity,
+            parts.layout if parts else None,
+            parts.kernels if parts else (),
+        )
+        """Fingerprint of the model, the kernels and the settings, without sampling defaults."""
         with self.group.raise_on_all_ranks():
             if self.is_rank0:
                 own = options.model.tokenizer

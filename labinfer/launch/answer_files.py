@@ -118,7 +118,8 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
     reads = min(rank for rank in seen if seen[rank] == seen[group.rank]) == group.rank
     mine: Identity = {}
     with group.raise_on_all_ranks():
-        mine = identify(find() if reads else find_own())
+        whole = options.model.reproducible != "off"  # a changed bit of any weight changes the fingerprint
+        mine = identify(find() if reads else find_own(), whole=whole)
     parts = {
         rank: msgspec.msgpack.decode(data, type=Identity)
         for rank, data in group.gather_bytes(msgspec.msgpack.encode(mine)).items()

@@ -112,7 +112,7 @@ def build_placed(
         checkpoint = open_stage(group, options, directory, layout, cache=weight_cache, is_whole=is_whole)
     providers = prepare_providers(group, device)
     share_cores(group, comms.machine, layout, place, providers)
-    functions = choose_functions(group, options, layout, place, providers)
+    functions, kernels = choose_functions(group, options, layout, place, providers)
     with group.raise_on_all_ranks(), memory_for("the weights", device):
         context = layout.stage_context(place, tp, functions)
         context, offload = offload_experts(context, layout, providers)
@@ -202,6 +202,7 @@ def build_placed(
         layout=layout,
         place=place,
         directory=directory,
+        kernels=kernels,
         channel=comms.channel,
         tp=tp,
         pipeline=pipeline,

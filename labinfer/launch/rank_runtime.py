@@ -27,6 +27,8 @@ class RankRuntime:
     place: Place
     directory: Path
     """Directory of the checkpoint."""
+    kernels: list[str]
+    """Names of the chosen kernels, and versions of their providers."""
     channel: ControlChannel
     tp: TensorParallelCommunicator
     pipeline: PipelineCommunicator | None

@@ -37,9 +37,13 @@ from labinfer.functions.registry import Choice, FunctionRegistry
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.providers import make_providers, make_registry, origin, parse_overrides
 from labinfer.native import compiler
+from labinfer.native.cache_file import digest
 from labinfer.observe.progress_line import compile_progress
 
 logger = logging.getLogger(__name__)
+
+LONG_VERSION = 64
+"""Length in characters beyond which a provider's version is shortened in fingerprints."""
 
 
 def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
@@ -64,8 +68,10 @@ def cache_folder() -> Path | None:
 
 def choose_functions(
     group: RankGroup, options: EngineOptions, layout: Layout, place: Place, providers: Sequence[Provider]
-) -> Functions:
+) -> tuple[Functions, list[str]]:
     """Choose the implementation of each function for this rank's layers; collective.
+
+    Returns the functions, and the names of the chosen implementations with the versions of their providers, for fingerprints.
 
     Raises:
         CollectiveError: ``--functions`` names an unknown, incompatible or failing implementation on any rank.
@@ -85,7 +91,24 @@ def choose_functions(
     if group.rank == 0 and any(item.plugin for item in registry.implementations):
         logger.info("kernels of plugins: %s", describe(calls.chosen_plugins(choice or {})) or "none, others are faster")
     with group.raise_on_all_ranks():
-        return layout.select_functions(place, registry, overrides, choice)
+        return layout.select_functions(place, registry, overrides, choice), _name_kernels(
+            calls, choice or {}, providers
+        )
+
+
+def _name_kernels(calls: RankCalls, choice: Choice, providers: Sequence[Provider]) -> list[str]:
+    """Names of the chosen implementations by target, and the version of each provider, without its number of threads."""
+    names = {target: choice.get(target, [*known][-1:]) for target, known in calls.candidates.items()}
+    chosen = [f"{target} {'/'.join(dict.fromkeys(of_target))}" for target, of_target in names.items()]
+    for provider in providers:
+        version = [_shorten(str(item)) for item in provider.fingerprint() if type(item) is not int]
+        chosen += [" ".join([type(provider).__name__, *version])] if version else []
+    return chosen
+
+
+def _shorten(text: str) -> str:
+    """The text, or its first line and a digest if it is long, as the description of a processor is."""
+    return text if len(text) <= LONG_VERSION else f"{' '.join(text.splitlines()[0].split())} {digest(text)}"
 
 
 def make_rank_calls(

@@ -2,7 +2,7 @@
 
 On one machine, a file whose stamp (size, modification and change times, inode) is unchanged was not written to. If stamps differ,
 digests of the contents are compared. A weight file of more than ``WHOLE_BYTES`` has a digest of its header and of samples of all its
-tensors, as reading the whole file takes as long as loading it. Any other file has a digest of all its bytes.
+tensors, as reading the whole file takes as long as loading it; with ``--reproducible`` it has a digest of all its bytes, as any other file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -124,17 +125,20 @@ def stamp(path: Path) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
 
 
-def identify(paths: Mapping[str, Path]) -> Identity:
+def identify(paths: Mapping[str, Path], whole: bool = False) -> Identity:
     """Current identity of files.
+
+    Args:
+        whole: whether to read all bytes of large weight files, too, instead of samples.
 
     Raises:
         UserError: a file cannot be read.
     """
     stamps = {label: stamp(path) for label, path in paths.items()}  # before the contents: a write meanwhile is noticed
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        digests = list(threads.map(file_digest, paths.values()))
+        digests = list(threads.map(partial(file_digest, whole=whole), paths.values()))
     return {
-        label: FileIdentity(str(path.absolute()), digest, is_sampled(path), [stamps[label]])
+        label: FileIdentity(str(path.absolute()), digest, not whole and is_sampled(path), [stamps[label]])
         for (label, path), digest in zip(paths.items(), digests, strict=True)
     }
 
@@ -177,7 +181,7 @@ def changed_path(identity: Identity, paths: Mapping[str, Path]) -> Path | None:
         known = identity.get(label)
         if known is None or not path.exists():
             return path
-        if stamp(path) not in known.stamps and file_digest(path) != known.digest:
+        if stamp(path) not in known.stamps and file_digest(path, whole=not known.is_sampled) != known.digest:
             return path
     return None
 
@@ -189,19 +193,22 @@ def combined_digest(identity: Identity) -> str:
 
 
 def is_sampled(path: Path) -> bool:
-    """Whether ``file_digest`` covers only samples."""
+    """Whether ``file_digest`` covers only samples, unless it is told to read the whole file."""
     return path.suffix in (".safetensors", GGUF) and path.stat().st_size > WHOLE_BYTES
 
 
-def file_digest(path: Path) -> str:
+def file_digest(path: Path, whole: bool = False) -> str:
     """Digest of a file's size and contents; for a large weight file, of its size, header and samples of all its tensors.
+
+    Args:
+        whole: whether to read all bytes of a large weight file, too.
 
     Raises:
         UserError: the file cannot be read.
     """
     digest = hashlib.sha256()
     try:
-        sampled = is_sampled(path)
+        sampled = not whole and is_sampled(path)
         with open(path, "rb", buffering=0) as file:
             fd = file.fileno()
             size = os.fstat(fd).st_size

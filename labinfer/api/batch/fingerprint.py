@@ -13,20 +13,8 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.option_fields import join
 from labinfer.base.plugins import PLUGINS
 from labinfer.base.sampling_params import SamplingParams, sampling_parameters
+from labinfer.launch.fingerprint import ANSWERING
 
-ANSWERING = {
-    "model": (
-        "dtype",
-        "quantization",
-        "quantization_group_size",
-        "max_model_len",
-        "sliding_window",
-    ),
-    "cache": ("kv_cache_dtype",),
-    "scheduler": ("context_shift", "keep"),
-}
-"""Names of the engine options that affect answers, by section. The layout is not among them, as a job may resume in
-another layout."""
 CHUNK_BYTES = 1 << 22
 
 
@@ -41,6 +29,8 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
     chosen["quantization"] = join(chosen["quantization"])  # format of earlier runs
     if PLUGINS.loaded:
         chosen["plugin"] = ", ".join(PLUGINS.identities())
+    if options.model.reproducible != "off":
+        chosen["reproducible"] = options.model.reproducible
     values = chosen | files | msgspec.to_builtins(sampling)
     processors = values["logits_processors"]
     values |= {name: processors.pop(name) for name in sampling_parameters().keys() & processors.keys()}

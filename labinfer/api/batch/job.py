@@ -20,6 +20,7 @@ from labinfer.base.errors import UserError, is_failure
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.requests.jsonl import ParsedLine, parse_line, read_ids
 from labinfer.requests.outputs import RequestOutput
 
@@ -51,6 +52,7 @@ class BatchJob:
     Args:
         defaults: default sampling parameters.
         model_name: value of the ``model`` field in results: the model that runs, whatever model a line requests.
+        fingerprint: fingerprint of the answers.
         as_text: write prompts and answers as readable text instead of JSONL.
     """
 
@@ -62,9 +64,10 @@ class BatchJob:
         *,
         defaults: SamplingParams,
         model_name: str,
+        fingerprint: Fingerprint,
         as_text: bool = False,
     ):
-        self._as_text = as_text
+        self._as_text, self._fingerprint = as_text, fingerprint
         self._reader, self._output, self._progress = reader, output, progress
         self._defaults, self._model_name = defaults, model_name
         self._base_name = os.path.basename(os.path.abspath(model_name))
@@ -225,7 +228,14 @@ class BatchJob:
         if line.parsed.embedding is not None:
             outputs = llm.spec.pooling.finish(outputs, line.parsed.embedding.normalize)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)
-        return result_record(line.number, line.parsed, outputs[0], self._model_name, llm.tokenizer)
+        return result_record(
+            line.number,
+            line.parsed,
+            outputs[0],
+            model=self._model_name,
+            fingerprint=self._fingerprint,
+            tokenizer=llm.tokenizer,
+        )
 
 
 def _allowed_tokens(line: JobLine, max_model_len: int) -> int:

@@ -13,7 +13,9 @@ import msgspec
 
 from labinfer.api.batch.journal import Journal, JournalEntry
 from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.recorded_job import RUN_KEY, RecordedRun
 from labinfer.base.errors import UserError
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.observe.output_file import STANDARD, OutputFile
 from labinfer.weights.identity import Identity, compare
 
@@ -55,14 +57,18 @@ class JobOutput:
                 self._check_empty(wants_more)
             on_error.pop_all()
 
-    def begin(self, model: Identity) -> None:
+    def begin(self, model: Identity, run: RecordedRun) -> None:
         """Start writing: append if the job is resumed, otherwise empty the file.
 
+        Args:
+            run: the run, as ``launch.py verify`` needs it.
+
         Raises:
-            UserError: the job was begun with another model.
+            UserError: the job was begun with another model or, with ``--reproducible``, with another fingerprint.
         """
         if self._resumes:
             self._check_model(model)
+            self._check_fingerprint(run.fingerprint)
             self._cut()
             if self._retry_errors:
                 self._leave_out_failed()
@@ -71,7 +77,8 @@ class JobOutput:
             return
         self._file.begin()
         if self._journal is not None:
-            self._journal.begin(self._given | {"model": msgspec.to_builtins(model), "rewritten": 0})
+            header = {"model": model, "rewritten": 0, RUN_KEY: run}
+            self._journal.begin(self._given | msgspec.to_builtins(header))
 
     @property
     def is_journaled(self) -> bool:
@@ -144,6 +151,21 @@ class JobOutput:
                 "warning: %s was modified since the job started, but its header and samples of all its tensors "
                 "are unchanged; treating it as the same file",
                 path,
+            )
+
+    def _check_fingerprint(self, now: Fingerprint) -> None:
+        """Check that a reproducible job goes on with the kernels and settings that it was begun with.
+
+        Raises:
+            UserError: a part of the fingerprint differs, so that the bits would, too.
+        """
+        if not now.reproducible:
+            return
+        before = msgspec.convert(self._journal.header[RUN_KEY], RecordedRun).fingerprint
+        for part, (old, new) in before.differences(now).items():
+            raise UserError(
+                f"--resume: {self._path} was started with --reproducible, and {part} was {old} and is {new}; resume it where these "
+                "are equal, or use --overwrite to start over"
             )
 
     @property

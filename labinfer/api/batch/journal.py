@@ -83,9 +83,8 @@ class Journal:
         """Options, input and model of the run that began the journal; None if it is empty."""
         self.entries: list[JournalEntry]
         """Entries in output order."""
-        self._header_bytes = 0
         try:
-            self.header, self.entries = self._read() if reads else (None, [])
+            self.header, self.entries, self._header_bytes = read_journal(self.path) if reads else (None, [], 0)
         except UserError:
             os.close(self._fd)
             raise
@@ -141,30 +140,36 @@ class Journal:
         if written < len(data):
             raise UserError(f"cannot write the job's journal {self.path}: the disk is full; {MAKE_ROOM}")
 
-    def _read(self) -> tuple[dict[str, Any] | None, list[JournalEntry]]:
-        with open(self.path, "rb") as file:
-            first = file.readline()
-            if not first.endswith(b"\n"):  # empty, or truncated before any line was answered
-                return None, []
-            try:
-                header = json.loads(first)
-                version = header["journal"]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{self.path} is not a job's journal; use --overwrite to start over") from None
-            if version != FORMAT:
-                raise UserError(
-                    f"{self.path} was started by another version of LABInfer, which identifies models differently; "
-                    "continue with that version, or use --overwrite to start over"
-                )
-            self._header_bytes = len(first)
-            entries = []
-            while len(record := file.read(RECORD_BYTES)) == RECORD_BYTES:
-                fields = record[: FIELDS.size]
-                if zlib.crc32(fields) != CHECKSUM.unpack(record[FIELDS.size :])[0]:
-                    break
-                number, end, digest, failed = FIELDS.unpack(fields)
-                entries.append(JournalEntry(number=number, end=end, digest=digest, failed=bool(failed)))
-            return header, entries
+
+def read_journal(path: str) -> tuple[dict[str, Any] | None, list[JournalEntry], int]:
+    """Header, entries, and length of the header in bytes, of a journal file; (None, [], 0) if no line was begun.
+
+    Raises:
+        UserError: the file is not a journal of this version.
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        first = file.readline()
+        if not first.endswith(b"\n"):  # empty, or truncated before any line was answered
+            return None, [], 0
+        try:
+            header = json.loads(first)
+            version = header["journal"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path} is not a job's journal; use --overwrite to start over") from None
+        if version != FORMAT:
+            raise UserError(
+                f"{path} was started by another version of LABInfer, which identifies models differently; "
+                "continue with that version, or use --overwrite to start over"
+            )
+        entries = []
+        while len(record := file.read(RECORD_BYTES)) == RECORD_BYTES:
+            fields = record[: FIELDS.size]
+            if zlib.crc32(fields) != CHECKSUM.unpack(record[FIELDS.size :])[0]:
+                break
+            number, end, digest, failed = FIELDS.unpack(fields)
+            entries.append(JournalEntry(number=number, end=end, digest=digest, failed=bool(failed)))
+        return header, entries, len(first)
 
 
 def _header_line(header: dict[str, Any]) -> bytes:

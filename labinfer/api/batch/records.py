@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from labinfer.base.pooling import EmbeddingOutput
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.requests.jsonl import ParsedLine
 from labinfer.requests.openai.api_errors import INVALID_REQUEST, ErrorAnswer, ErrorDetails
 from labinfer.requests.openai.api_object import ApiObject, plain_logprobs, prompt_logprobs, total_usage
@@ -22,9 +23,20 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 def result_record(
-    number: int, line: ParsedLine, output: RequestOutput, model: str, tokenizer: Tokenizer | None
+    number: int,
+    line: ParsedLine,
+    output: RequestOutput,
+    *,
+    model: str,
+    fingerprint: Fingerprint,
+    tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
-    """Output record of a finished request. ``number`` is the number of its input line."""
+    """Output record of a finished request, with the token ids of its answers if they are reproducible.
+
+    Args:
+        number: number of the input line.
+        fingerprint: value of ``system_fingerprint`` in the body of a batch line.
+    """
     if line.prompt_alone:
         output = without_tokens(output)
     echoed = _prompt_text(line, output, tokenizer) if line.echo else ""
@@ -32,6 +44,7 @@ def result_record(
     if isinstance(line.prompt, ChatPrompt):
         messages, usage = chat_messages(output, tokenizer, line.prompt.tool_use, line.include_reasoning)
     answers = list(zip(output.completions, messages, strict=True))
+    token_ids = [completion.token_ids if fingerprint.reproducible else UNSET for completion in output.completions]
     if not line.is_batch:
         simple = [_simple_answer(completion, message, echoed) for completion, message in answers]
         own_id = number if line.id is None else line.id
@@ -47,9 +60,12 @@ def result_record(
             id=f"{CHAT_PREFIX}{number}",
             created=int(time.time()),
             model=model,
+            system_fingerprint=fingerprint.digest,
             choices=[
-                chat_choice(completion, message, output, tokenizer, line.return_drafted)
-                for completion, message in answers
+                msgspec.structs.replace(
+                    chat_choice(completion, message, output, tokenizer, line.return_drafted), token_ids=ids
+                )
+                for (completion, message), ids in zip(answers, token_ids, strict=True)
             ],
             usage=usage,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs, tokenizer),
@@ -60,8 +76,12 @@ def result_record(
             id=f"{COMPLETION_PREFIX}{number}",
             created=int(time.time()),
             model=model,
+            system_fingerprint=fingerprint.digest,
             choices=[
-                text_choice(completion, output, tokenizer, echo, completion.index) for completion in output.completions
+                msgspec.structs.replace(
+                    text_choice(completion, output, tokenizer, echo, completion.index), token_ids=ids
+                )
+                for completion, ids in zip(output.completions, token_ids, strict=True)
             ],
             usage=usage,
         )

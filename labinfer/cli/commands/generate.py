@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import signal
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from labinfer.api.batch.job_files import JobFiles
 from labinfer.api.batch.options import JobOptions
 from labinfer.api.batch.progress import JobProgress
+from labinfer.api.batch.recorded_job import RecordedRun
 from labinfer.api.llm import LLM
 from labinfer.base.errors import ExitStatus, Interrupted
 from labinfer.base.sampling_params import SamplingParams
@@ -20,6 +25,7 @@ from labinfer.cli.commands.loading import announce, load
 from labinfer.cli.commands.prompt_answers import PromptAnswers
 from labinfer.cli.commands.session import Session
 from labinfer.engine.request import Request
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.observe.output_file import STANDARD, tell_written
 from labinfer.requests.outputs import Completion
 from labinfer.requests.prompts import ChatPrompt, Prompt, TextPrompt
@@ -58,12 +64,16 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
         if group.rank == 0:
             prompts = _read_prompts(llm, job)
             requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
-            files.output.begin(llm.files.identity)  # may raise, before the other ranks wait for plans
+            fingerprint = llm.fingerprint.with_defaults(msgspec.to_builtins(sampling))
+            recorded = RecordedRun(fingerprint, msgspec.to_builtins(sampling), os.path.abspath(job.input))
+            files.output.begin(llm.files.identity, recorded)  # may raise, before the other ranks wait for plans
     status = ExitStatus.OK
     session.signals.running = True
     with group.raise_on_all_ranks():  # rank 0 may fail to write; the other ranks must not wait for it then
         if group.rank == 0:
-            status = Rank0Job(llm, session, job, sampling, files).run(prompts, requests)
+            status = Rank0Job(
+                llm=llm, session=session, job=job, sampling=sampling, files=files, fingerprint=fingerprint
+            ).run(prompts, requests)
         else:
             llm.follow()
     llm.close()
@@ -71,7 +81,7 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
     return 128 + session.signals.signum if session.signals.signum else status
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank0Job:
     """The part of a job that runs on rank 0, while the other ranks take part in its steps."""
 
@@ -80,6 +90,7 @@ class Rank0Job:
     job: JobOptions
     sampling: SamplingParams
     files: JobFiles
+    fingerprint: Fingerprint
 
     def run(self, prompts: list[Prompt], requests: list[Request]) -> int:
         """Run the job: write results as they arrive, and a report at the end."""
@@ -95,7 +106,13 @@ class Rank0Job:
                 progress = JobProgress(self.job.progress, self.llm.clock, self.files.num_lines, len(output.digests))
                 as_text = self.job.output_format == "text"
                 job = BatchJob(
-                    self.files.reader, output, progress, defaults=self.sampling, model_name=model, as_text=as_text
+                    self.files.reader,
+                    output,
+                    progress,
+                    defaults=self.sampling,
+                    model_name=model,
+                    fingerprint=self.fingerprint,
+                    as_text=as_text,
                 )
                 job.run(self.llm, self.session.signals.check)
             else:
@@ -130,7 +147,7 @@ class Rank0Job:
             logger.info("results%s are in %s", " so far" if is_interrupted else "", self.job.output)
         if self.files.report is not None:
             self.files.report.begin()
-            self.files.report.write(json.dumps(report.as_dict(), indent=2) + "\n")
+            self.files.report.write(json.dumps(report.as_dict() | self._origin(), indent=2) + "\n")
         tell_written(self.job.report, self.session.options.observe.trace)
         num_failed = output.num_failed + (job.num_failed if job is not None else 0)
         if num_failed:
@@ -138,6 +155,16 @@ class Rank0Job:
             logger.warning("%d of %d lines failed; see the errors in their results", num_failed, total)
             return ExitStatus.SOME_FAILED
         return ExitStatus.OK
+
+    def _origin(self) -> dict[str, Any]:
+        """Fields of the report that say what the answers depend on, and where they are."""
+        names = {"input": self.job.input, "output": self.job.output}
+        return {
+            "reproducible": self.fingerprint.reproducible,
+            "fingerprint": self.fingerprint.digest,
+            "fingerprint_parts": self.fingerprint.parts,
+            **{name: path and os.path.abspath(path) if path != STANDARD else "" for name, path in names.items()},
+        }
 
     def _answer(self, prompts: list[Prompt], requests: list[Request]) -> None:
         """Answer --prompt: write each finished answer to a file, or stream the answers to the terminal."""
@@ -160,7 +187,12 @@ class Rank0Job:
 
                     line = ParsedLine(prompts=[prompts[output.key]], sampling=self.sampling)
                     record = result_record(
-                        output.key + 1, line, output, self.session.options.model.model, self.llm.tokenizer
+                        output.key + 1,
+                        line,
+                        output,
+                        model=self.session.options.model.model,
+                        fingerprint=self.fingerprint,
+                        tokenizer=self.llm.tokenizer,
                     )
                     self.files.output.write(record, output.key + 1)
         for limit, count in sorted(cut.items()):

@@ -101,6 +101,8 @@ class ChatChoice(ApiObject, kw_only=True):
     stop_reason: str | int | UnsetType = UNSET
     score: float | UnsetType = UNSET
     tokens: list[AnswerToken] | UnsetType = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
+    """Token ids of the answer, in the output of a job with ``--reproducible``."""
 
 
 class ChatCompletion(ApiObject, kw_only=True):
@@ -110,6 +112,7 @@ class ChatCompletion(ApiObject, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: Count
     model: str
+    system_fingerprint: str
     choices: Annotated[list[ChatChoice], msgspec.Meta(min_length=1)]
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -157,6 +160,7 @@ class ChatCompletionChunk(ApiObject, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: Count
     model: str
+    system_fingerprint: str
     usage: Usage | None | UnsetType = UNSET
     choices: list[ChatChunkChoice]
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

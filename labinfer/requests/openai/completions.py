@@ -47,6 +47,8 @@ class TextChoice(ApiObject, kw_only=True):
     stop_reason: str | int | UnsetType = UNSET
     score: float | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[Count] | UnsetType = UNSET
+    """Token ids of the answer, in the output of a job with ``--reproducible``."""
 
 
 class TextCompletion(ApiObject, kw_only=True):
@@ -56,6 +58,7 @@ class TextCompletion(ApiObject, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: Count
     model: str
+    system_fingerprint: str
     choices: Annotated[list[TextChoice], msgspec.Meta(min_length=1)]
     usage: Usage
 
@@ -81,6 +84,7 @@ class TextCompletionChunk(ApiObject, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: Count
     model: str
+    system_fingerprint: str
     usage: Usage | None | UnsetType = UNSET
     choices: list[TextChunkChoice]
 

@@ -33,6 +33,10 @@ class ModelEntry(ApiObject, kw_only=True):
     """Number of parameters of the model, which does not depend on their quantization."""
     stages: list[ModelStage] | UnsetType = UNSET
     """Pipeline stages of the model."""
+    fingerprint: str | UnsetType = UNSET
+    """Digest of all that the answers depend on; responses have it as ``system_fingerprint``."""
+    reproducible: bool | UnsetType = UNSET
+    """Whether equal fingerprints promise equal bits on every layout and in every batch (``--reproducible``)."""
 
 
 class ModelList(ApiObject):

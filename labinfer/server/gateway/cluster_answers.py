@@ -235,6 +235,10 @@ class ClusterInfo(ApiObject, kw_only=True, tag_field="object", tag="cluster"):
     pipeline_schedule: str
     plugins: list[str]
     """Name and digest of each plugin loaded by the ranks."""
+    fingerprint: str
+    """Digest of all that the answers depend on; responses have it as ``system_fingerprint``."""
+    reproducible: bool
+    """Whether equal fingerprints promise equal bits on every layout and in every batch."""
     stage_latency_seconds: float | None
     """Latency in seconds of a message between two stages, measured at the start; null if not measured."""
     ranks: list[ClusterRank]

@@ -114,6 +114,8 @@ class HostedModel:
             machine_links=list(self.machine_links),
             plan=self.plan,
             changed=self.changed,
+            fingerprint=llm.fingerprint.with_defaults(self.recommended).digest,
+            reproducible=llm.fingerprint.reproducible,
             ranks=list(self._ranks()),
         )
 

@@ -165,6 +165,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     changed: str = ""
     """Description of model files that have changed since the previous group of ranks loaded them; open requests of that
     group cannot be continued. Empty if no file has changed."""
+    fingerprint: str = ""
+    """Digest of all that answers depend on: ``Fingerprint.digest``."""
+    reproducible: bool = False
+    """Whether equal fingerprints promise equal bits (``--reproducible``)."""
     ranks: list[RankShardInfo]
 
 

@@ -53,7 +53,9 @@ def change(path: Path) -> None:
 def test_ranks_of_a_machine_have_one_reader_unless_they_see_other_files(directory, tmp_path, monkeypatch):
     read: list[str] = []
     digest = answer_files.identify
-    monkeypatch.setattr(answer_files, "identify", lambda paths: read.extend(map(str, paths.values())) or digest(paths))
+    monkeypatch.setattr(
+        answer_files, "identify", lambda paths, whole: read.extend(map(str, paths.values())) or digest(paths)
+    )
     one, *others = identify([directory] * 3, ["a", "a", "b"])
     weights = str(directory / "model.safetensors")
     assert read.count(weights) == 2 and read.count(str(directory / "tokenizer.json")) == 1

@@ -166,3 +166,15 @@ def test_every_file_beside_the_weights_that_is_read_is_watched(directory, name):
     before = identify(setting_files(directory))
     path.write_text("{}")
     assert compare(before, identify(setting_files(directory))).changed == [str(path)]
+
+
+def test_digest_of_a_whole_file_notices_every_byte(large):
+    before = identify({"weights": large}, whole=True)
+    assert not before["weights"].is_sampled
+    for position in range(0, large.stat().st_size, 10_007):
+        flip(large, position)
+        now = identify({"weights": large}, whole=True)
+        assert compare(before, now).changed == [str(large)], position
+        assert identity.changed_path(before, {"weights": large}) == large
+        flip(large, position)
+    assert identity.changed_path(before, {"weights": large}) is None  # other stamps, the same bytes

@@ -47,7 +47,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
     body = await context.read(ChatBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_chat(body, model.chat_defaults()))
-    fields = context.answer_fields(CHAT_PREFIX, task.model_name)
+    fields = context.answer_fields(CHAT_PREFIX, task.model_name) | {"system_fingerprint": model.info.fingerprint}
     if task.input.stream:
         return task.stream(ChatStream(fields, task).events())
     (output,) = await task.outputs()
@@ -74,7 +74,7 @@ class ChatStream:
     """Makes the chunks of a streamed answer.
 
     Args:
-        fields: id, creation time and model of every chunk.
+        fields: id, creation time, model and fingerprint of every chunk.
     """
 
     def __init__(self, fields: dict[str, Any], task: GenerationTask):

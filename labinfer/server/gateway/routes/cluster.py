@@ -54,6 +54,8 @@ async def show(context: HttpContext) -> Response:
             stage_latency_seconds=info.stage_latency_seconds or None,
             pipeline_schedule=info.pipeline_schedule,
             plugins=PLUGINS.identities(),
+            fingerprint=info.fingerprint,
+            reproducible=info.reproducible,
             ranks=[_describe_rank(rank, stats.get(rank.rank)) for rank in info.ranks],
             experts=_describe_experts(stats.values()),
             expert_reads=_describe_reads(stats.values()),

@@ -50,7 +50,7 @@ async def answer(context: HttpContext) -> Response | EventStream:
     body = await context.read(CompletionBody)
     model = context.service.model(body.model)
     task = await GenerationTask.start(context, model, lambda: read_completion(body, model.completion_defaults()))
-    fields = context.answer_fields(COMPLETION_PREFIX, task.model_name)
+    fields = context.answer_fields(COMPLETION_PREFIX, task.model_name) | {"system_fingerprint": model.info.fingerprint}
     if task.input.stream:
         return task.stream(CompletionStream(fields, task).events())
     outputs = await task.outputs()
@@ -71,7 +71,7 @@ class CompletionStream:
     """Makes the chunks of a streamed response.
 
     Args:
-        fields: id, creation time and model of every chunk.
+        fields: id, creation time, model and fingerprint of every chunk.
     """
 
     def __init__(self, fields: dict[str, Any], task: GenerationTask):

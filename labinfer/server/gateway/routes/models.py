@@ -80,6 +80,8 @@ def _describe(service: Service, name: str) -> ModelEntry:
         max_model_len=model.info.max_model_len,
         num_parameters=model.info.num_parameters,
         stages=_describe_stages(model.info),
+        fingerprint=model.info.fingerprint,
+        reproducible=model.info.reproducible,
         default_sampling={field: getattr(defaults, field) for field in SHOWN_DEFAULTS} | defaults.logits_processors,
     )
 

@@ -8,11 +8,19 @@ import time
 from labinfer.api.batch.job import MAX_WARNINGS, BatchJob
 from labinfer.api.batch.progress import JobProgress
 from labinfer.base.sampling_params import SamplingParams
+from labinfer.launch.fingerprint import Fingerprint
 
 
 def make_job(model_name: str = "m") -> BatchJob:
     progress = JobProgress("none", time.monotonic, None, 0)
-    return BatchJob(None, None, progress, defaults=SamplingParams(), model_name=model_name)
+    return BatchJob(
+        None,
+        None,
+        progress,
+        defaults=SamplingParams(),
+        model_name=model_name,
+        fingerprint=Fingerprint({}, reproducible=False),
+    )
 
 
 def test_job_says_once_what_is_true_of_many_lines(caplog):

@@ -14,7 +14,9 @@ import pytest
 from labinfer.api.batch.job_output import JobOutput
 from labinfer.api.batch.journal import RECORD_BYTES, line_digest
 from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.recorded_job import RecordedRun
 from labinfer.base.errors import UserError
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.weights.identity import FileIdentity
 
 GIVEN = {"input": {"bytes": 3, "digest": "abc"}, "options": {"--temperature": 0.5, "--seed": 1}}
@@ -22,6 +24,7 @@ MODEL = {
     name: FileIdentity(path=f"/m/{name}", digest=name, is_sampled=name == "model.safetensors", stamps=["1"])
     for name in ("config.json", "model.safetensors")
 }
+RUN = RecordedRun(Fingerprint({"kernels": "a", "dtype": "float32"}, reproducible=True), {}, "/in.jsonl")
 OTHER = msgspec.structs.replace(MODEL["model.safetensors"], digest="3")
 
 
@@ -35,11 +38,11 @@ def open_output(out) -> Iterator[Callable[..., JobOutput]]:
     """Begins a run over the output, whose lock the one before has lost by dying."""
     runs: list[JobOutput] = []
 
-    def open_output(given=GIVEN, model=MODEL, **flags) -> JobOutput:
+    def open_output(given=GIVEN, model=MODEL, run=RUN, **flags) -> JobOutput:
         while runs:
             runs.pop().close()
         runs.append(output := JobOutput(JobOptions(input="in.jsonl", output=str(out), **flags), {}, given))
-        output.begin(model)
+        output.begin(model, run)
         return output
 
     yield open_output
@@ -242,3 +245,13 @@ def test_random_deaths_leave_every_line_once(out, open_output):
         os.truncate(out, max(known, out.stat().st_size - draw.randrange(0, 200)))
     assert deaths > 10
     assert sorted(ids(out)) == list(range(1, 41))
+
+
+def test_reproducible_job_is_not_resumed_with_other_kernels(open_output, out):
+    write(open_output(), 1)
+    other = Fingerprint({"kernels": "b", "dtype": "float32"}, reproducible=True)
+    with pytest.raises(UserError, match="started with --reproducible, and kernels was a and is b"):
+        open_output(run=msgspec.structs.replace(RUN, fingerprint=other), resume=True)
+    bits_differ = msgspec.structs.replace(other, reproducible=False)
+    open_output(run=msgspec.structs.replace(RUN, fingerprint=bits_differ), resume=True)
+    assert ids(out) == [1]

@@ -15,6 +15,7 @@ from labinfer.api.batch.options import JobOptions
 from labinfer.api.batch.progress import JobProgress
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.llm_engine import EngineLoad, RunningAnswer
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.observe.output_file import OutputFile
 
 RUNNING = tuple(RunningAnswer(number, 100, 200) for number in range(3))
@@ -91,5 +92,7 @@ def test_line_on_the_terminal_makes_room_for_answers(monkeypatch):
     progress = JobProgress("auto", FakeClock(), None, 0, stream)
     progress.show(num_done=0, **NOTHING, load=LOAD)
     output = JobOutput(JobOptions(input="in.jsonl"), {}, {})
-    BatchJob(None, output, progress, defaults=SamplingParams(), model_name="m")._refuse(1, b"", (None, None), "no")
+    fingerprint = Fingerprint({}, reproducible=False)
+    job = BatchJob(None, output, progress, defaults=SamplingParams(), model_name="m", fingerprint=fingerprint)
+    job._refuse(1, b"", (None, None), "no")
     assert written == ["    \r"], "the line is gone when an answer comes"

@@ -11,6 +11,7 @@ import pytest
 from labinfer.api.batch.records import describe_record, error_record, result_record
 from labinfer.base.plan import TokenLogprobs
 from labinfer.base.sampling_params import SamplingParams
+from labinfer.launch.fingerprint import Fingerprint
 from labinfer.requests.jsonl import ParsedLine
 from labinfer.requests.outputs import Completion, RequestOutput
 from labinfer.requests.prompts import ChatPrompt, TextPrompt
@@ -42,6 +43,9 @@ USAGE = {
 }
 
 
+FINGERPRINT = Fingerprint({"dtype": "float32"}, reproducible=False)
+
+
 def parsed(**fields) -> ParsedLine:
     prompt = ChatPrompt([]) if fields.get("url") == CHAT_URL else TextPrompt("hi")
     return ParsedLine(**({"prompts": [prompt], "sampling": SamplingParams()} | fields))
@@ -52,13 +56,20 @@ def parsed(**fields) -> ParsedLine:
 
 @pytest.mark.parametrize(("own_id", "expected"), [(None, 7), ("x", "x"), (0, 0)])
 def test_simple_result_has_its_own_id_or_its_lines_number(own_id, expected):
-    record = result_record(7, parsed(id=own_id), OUTPUT, "m", None)
+    record = result_record(7, parsed(id=own_id), OUTPUT, model="m", fingerprint=FINGERPRINT, tokenizer=None)
     usage = {"id": expected, "text": "ho", "token_ids": [4, 5], "finish_reason": "length", "usage": USAGE}
     assert record == usage
 
 
 def test_completion_result_has_openais_batch_output_shape():
-    record = result_record(7, parsed(custom_id="c-1", url=COMPLETIONS_URL, model="asked"), OUTPUT, "m", None)
+    record = result_record(
+        7,
+        parsed(custom_id="c-1", url=COMPLETIONS_URL, model="asked"),
+        OUTPUT,
+        model="m",
+        fingerprint=FINGERPRINT,
+        tokenizer=None,
+    )
     body = record["response"].pop("body")
     assert record == {
         "id": "batch_req_7",
@@ -71,13 +82,16 @@ def test_completion_result_has_openais_batch_output_shape():
         "id": "cmpl-7",
         "object": "text_completion",
         "model": "m",  # that answers, not that which was asked for
+        "system_fingerprint": FINGERPRINT.digest,
         "choices": [{"index": 0, "text": "ho", "logprobs": None, "finish_reason": "length"}],
         "usage": USAGE,
     }
 
 
 def test_chat_result_carries_a_message():
-    record = result_record(7, parsed(custom_id="c-1", url=CHAT_URL), OUTPUT, "m", None)
+    record = result_record(
+        7, parsed(custom_id="c-1", url=CHAT_URL), OUTPUT, model="m", fingerprint=FINGERPRINT, tokenizer=None
+    )
     body = record["response"]["body"]
     assert (body["object"], body["model"], body["id"]) == ("chat.completion", "m", "chatcmpl-7")
     message = {"role": "assistant", "content": "ho", "refusal": None}
@@ -97,7 +111,9 @@ def chat_choice(text: str, finish_reason: str = "stop", **prompt) -> dict:
         ],
     )
     tokenizer = Tokenizer(resolve_model("demo", "", may_download=False))
-    return result_record(7, line, output, "m", tokenizer)["response"]["body"]["choices"][0]
+    return result_record(7, line, output, model="m", fingerprint=FINGERPRINT, tokenizer=tokenizer)["response"]["body"][
+        "choices"
+    ][0]
 
 
 @pytest.mark.parametrize(("text", "content"), [(PARIS, None), ("Let me look.\n" + PARIS, "Let me look.")])
@@ -127,9 +143,13 @@ def test_thoughts_stand_beside_the_content():
     line = parsed(prompts=[ChatPrompt([])])
     completion = replace(OUTPUT.completions[0], text="<think>Add them.</think>42")
     tokenizer = Tokenizer(resolve_model("demo", "", may_download=False))
-    record = result_record(7, line, replace(OUTPUT, completions=[completion]), "m", tokenizer)
+    record = result_record(
+        7, line, replace(OUTPUT, completions=[completion]), model="m", fingerprint=FINGERPRINT, tokenizer=tokenizer
+    )
     assert (record["text"], record["reasoning"]) == ("42", "Add them.")
-    raw = result_record(7, parsed(), replace(OUTPUT, completions=[completion]), "m", tokenizer)
+    raw = result_record(
+        7, parsed(), replace(OUTPUT, completions=[completion]), model="m", fingerprint=FINGERPRINT, tokenizer=tokenizer
+    )
     assert raw["text"] == "<think>Add them.</think>42" and "reasoning" not in raw
 
 
@@ -187,7 +207,7 @@ SEVERAL = replace(
 
 
 def test_simple_result_has_every_answer_and_its_log_probabilities():
-    record = result_record(7, parsed(echo=True), SEVERAL, "m", Letters())
+    record = result_record(7, parsed(echo=True), SEVERAL, model="m", fingerprint=FINGERPRINT, tokenizer=Letters())
     first = {"token_id": 4, "logprob": -0.5, "top": {4: -0.5, 6: -1.5}}
     assert (record["text"], record["stop_reason"], record["logprobs"][0]) == ("hide", 5, first)
     assert [(one["index"], one["text"], one["token_ids"]) for one in record["choices"]] == [
@@ -204,9 +224,9 @@ def test_simple_result_has_every_answer_and_its_log_probabilities():
 
 
 def test_chat_log_probabilities_have_openais_shape():
-    choices = result_record(7, parsed(custom_id="c", url=CHAT_URL), SEVERAL, "m", Letters())["response"]["body"][
-        "choices"
-    ]
+    choices = result_record(
+        7, parsed(custom_id="c", url=CHAT_URL), SEVERAL, model="m", fingerprint=FINGERPRINT, tokenizer=Letters()
+    )["response"]["body"]["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
     assert choices[0]["logprobs"]["content"][0] == {
         "token": "d",
@@ -221,7 +241,9 @@ def test_chat_log_probabilities_have_openais_shape():
 
 def test_echoed_completion_has_the_prompts_log_probabilities_first():
     line = parsed(custom_id="c", url=COMPLETIONS_URL, echo=True)
-    choice = result_record(7, line, SEVERAL, "m", Letters())["response"]["body"]["choices"][0]
+    choice = result_record(7, line, SEVERAL, model="m", fingerprint=FINGERPRINT, tokenizer=Letters())["response"][
+        "body"
+    ]["choices"][0]
     assert choice["text"] == "hide"
     assert choice["logprobs"] == {
         "tokens": ["a", "b", "c", "d", "e"],
@@ -233,7 +255,7 @@ def test_echoed_completion_has_the_prompts_log_probabilities_first():
 
 def test_prompt_alone_has_no_answer():
     line = parsed(custom_id="c", url=COMPLETIONS_URL, echo=True, prompt_alone=True)
-    body = result_record(7, line, SEVERAL, "m", Letters())["response"]["body"]
+    body = result_record(7, line, SEVERAL, model="m", fingerprint=FINGERPRINT, tokenizer=Letters())["response"]["body"]
     assert [(choice["text"], choice["finish_reason"]) for choice in body["choices"]] == [("hi", "length")] * 2
     assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
     assert "stop_reason" not in body["choices"][0] and body["usage"]["completion_tokens"] == 0
@@ -262,7 +284,7 @@ def test_people_see_questions_and_answers():
         for is_batch, url in ((False, ""), (True, CHAT_URL if isinstance(prompt, ChatPrompt) else COMPLETIONS_URL)):
             batch = {"custom_id": "x", "url": url} if is_batch else {}
             line = ParsedLine(prompts=[prompt], sampling=SamplingParams(), **batch)
-            record = result_record(3, line, OUTPUT, "m", demo)
+            record = result_record(3, line, OUTPUT, model="m", fingerprint=FINGERPRINT, tokenizer=demo)
             assert describe_record(record, 3, line) == f"--- {question}\nho\n"
     for custom_id in (None, "x"):
         record = error_record(3, custom_id, None, "it is wrong")
