@@ -107,7 +107,7 @@ KINDS: dict[str, Kind] = {
         shipped={
             **{
                 name: f"labinfer.cli.commands.{name}:run"
-                for name in ("generate", "serve", "chat", "probe", "cache", "simulate")
+                for name in ("generate", "serve", "chat", "verify", "probe", "cache", "simulate")
             },
             "supervise": "labinfer.cli.commands.supervise:run",
             "check-device": "labinfer.cli.commands.check_device:run",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.options import JobOptions, VerifyOptions
 from labinfer.base.config import (
     SECTIONS,
     CacheOptions,
@@ -60,6 +60,7 @@ class CommandFlags:
         defaults: defaults that replace those of the dataclasses; an empty string means that the model or its server
             decides.
         left_out: fields that do not become flags of the command.
+        positional: field whose value follows the command's name, without a flag; empty for none.
     """
 
     description: str
@@ -68,6 +69,7 @@ class CommandFlags:
     repeated: tuple[str, ...] = REPEATED
     defaults: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    positional: str = ""
 
 
 COMMANDS = {
@@ -96,6 +98,13 @@ COMMANDS = {
         "Clients of a server see a pause instead of an error; a job resumes where it stopped.",
         summary="restart a server or a job when its ranks die",
         options=(SuperviseOptions,),
+    ),
+    "verify": CommandFlags(
+        description="Recompute random output lines of a job that ran with --reproducible, on the layout of this launch, and compare all "
+        "tokens and log-probabilities. The exit status is 0 only if all of them agree.",
+        summary="recompute lines of a reproducible job, and compare all bits",
+        options=(VerifyOptions, *SECTIONS),
+        positional="job",
     ),
     "plan": CommandFlags(
         description="Show the layout (the layers, weights and KV cache of each rank) without loading the model; or, with --auto, choose one "

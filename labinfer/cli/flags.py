@@ -134,7 +134,7 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         sections += sampling_sections()[1:]
     try:
         for section in sections:
-            add_options(parser, section, flags.repeated, flags.defaults, flags.left_out)
+            add_options(parser, section, flags.repeated, flags.defaults, flags.left_out, positional=flags.positional)
     except argparse.ArgumentError as error:  # from a plugin: built-in flags are tested
         raise UsageError(f"a plugin adds a flag that already exists: {error}") from None
     return parser
@@ -184,7 +184,10 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
     """
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     command = " ".join(words) or "generate"
-    if command not in (known := commands()):
+    known = commands()
+    if words and words[0] in known and known[words[0]].positional:
+        return words[0], arguments[1:]
+    if command not in known:
         for word in words:
             _check_hyphens(word)
         for name in known:
@@ -220,6 +223,8 @@ def add_options(
     repeated: tuple[str, ...] = REPEATED,
     defaults: Mapping[str, Any] = MappingProxyType({}),
     left_out: tuple[str, ...] = (),
+    *,
+    positional: str = "",
 ) -> None:
     """Add the flags of a dataclass of options, as one group of the help. Values are converted and checked later.
 
@@ -227,12 +232,16 @@ def add_options(
         repeated: fields whose flags may be given several times.
         defaults: defaults that differ from the dataclass's.
         left_out: fields that do not become flags.
+        positional: field that is given without a flag.
     """
     words = re.findall("[A-Z][a-z]+", section.__name__.removesuffix("Options"))
     group = parser.add_argument_group(" ".join(words).lower(), section.__doc__.replace("``", ""))
     hints = typing.get_type_hints(section)
     for f in dataclasses.fields(section):
         if f.name in left_out:
+            continue
+        if f.name == positional:
+            group.add_argument(f.name, metavar=f.metadata["metavar"], help=f.metadata["help"])
             continue
         names = [name for name in (f.metadata["other_name"], flag_name(f.name)) if name]
         default = defaults.get(f.name, f.default)

@@ -166,7 +166,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     if environment.local_rank == 0 and (limit := describe_limit()):
         # Before anything is loaded: C++ aborts a process without memory, with no message of ours.
         write_error(f"labinfer: warning: {limit}; a process that needs more may be killed without a message\n")
-    if name in ("generate", "serve", "chat"):
+    if name in ("generate", "serve", "chat", "verify"):
         from labinfer.launch.prefetch import prefetch_weights
 
         prefetch_weights(environment, options)
@@ -336,6 +336,10 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
         if options.parallel.layout or (environment.world_size > 1 and not open_quickly(own["job"])):
             return {}
         return {"files": JobFiles.open(own["job"], options, own["sampling"])}
+    if name == "verify":
+        from labinfer.api.batch.recorded_job import RecordedJob
+
+        return {"job": RecordedJob.open(own["own"].job, own["own"].input)}
     if name == "serve":
         from labinfer.server.gateway.access import ApiKeys
         from labinfer.server.gateway.process import listen

@@ -49,3 +49,22 @@ class JobOptions:
         choices=PROGRESS,
     )
     report: str = option("", "also write the statistics of the run to this JSON file", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """The job whose output lines are recomputed."""
+
+    job: str = option(
+        "",
+        "output of a job with --reproducible, or its --report; the job's journal is beside the output (no default)",
+        metavar="FILE",
+    )
+    input: str = option("", "input of the job (default: the file that the job has read)", metavar="FILE")
+    sample: int = option(
+        100,
+        "number of output lines to recompute, drawn at random; all of them if there are fewer",
+        metavar="N",
+        least=1,
+    )
+    seed: int = option(0, "seed by which the lines are drawn", metavar="N")

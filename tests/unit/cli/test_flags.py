@@ -108,7 +108,8 @@ def test_set_of_commands_is_frozen():
     benchmarks = {f"bench {kind}" for kind in ("latency", "throughput", "serve", "comm", "accuracy", "functions")}
     assert (
         set(COMMANDS)
-        == {"generate", "serve", "chat", "plan", "probe", "simulate", "supervise", "cache", "check-device"} | benchmarks
+        == {"generate", "serve", "chat", "verify", "plan", "probe", "simulate", "supervise", "cache", "check-device"}
+        | benchmarks
     )
 
 
@@ -142,7 +143,7 @@ def test_help_is_a_summary_that_fits_a_screen(flag, columns, capsys, monkeypatch
     (begin, end) = lines.index("commands:"), lines.index("", lines.index("commands:"))
     commands = [line.split()[1] for line in lines[begin:end] if line.startswith("  launch.py ")]
     assert commands == [
-        "--prompt", "--input", "serve", "chat", "supervise", "plan", "probe", "simulate", "cache", "check-device", "bench"
+        "--prompt", "--input", "serve", "chat", "supervise", "verify", "plan", "probe", "simulate", "cache", "check-device", "bench"
     ]  # fmt: skip
 
 
