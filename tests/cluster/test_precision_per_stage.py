@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -32,9 +33,10 @@ def reference():
 
 def weights(table: str) -> dict[int, str]:
     """Precision and size of each rank's weights, from a layout's table."""
-    rows = [line.split("  ") for line in table.splitlines()]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    return {int(row[0]): f"{row[6]}: {row[7]}" for row in cells if row[2:3] == ["cpu"]}
+    rows = [re.split(" {2,}", line.strip()) for line in table.splitlines()]
+    header = next(row for row in rows if row[:2] == ["rank", "device"])
+    cells = [dict(zip(header, row, strict=False)) for row in rows if row[1:2] == ["cpu"]]
+    return {int(row["rank"]): f"{row['dtype']}: {row['weights']}" for row in cells}
 
 
 @pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.slow), "torchrun"])

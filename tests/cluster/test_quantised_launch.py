@@ -43,11 +43,11 @@ def test_plan_counts_codes(alone):
     for quantization in ("auto", "none"):
         done = alone[quantization]
         assert done.returncode == 0, done.text
-        rows = [
-            re.split(" {2,}", line.strip()) for line in done.stdout.splitlines() if line.split()[:1] in (["0"], ["1"])
-        ]
-        assert [row[6] for row in rows] == ["float32, gptq" if quantization == "auto" else "float32"] * 2
-        sizes = [row[7].split() for row in rows]
+        lines = [re.split(" {2,}", line.strip()) for line in done.stdout.splitlines()]
+        header = next(line for line in lines if line[:2] == ["rank", "device"])
+        rows = [dict(zip(header, line, strict=False)) for line in lines if line[0] in ("0", "1")]
+        assert [row["dtype"] for row in rows] == ["float32, gptq" if quantization == "auto" else "float32"] * 2
+        sizes = [row["weights"].split() for row in rows]
         weights.append([float(size) for size, _ in sizes])
         assert all(unit == "KiB" for _, unit in sizes)
 

@@ -57,18 +57,19 @@ class JobOutput:
                 self._check_empty(wants_more)
             on_error.pop_all()
 
-    def begin(self, model: Identity, run: RecordedRun) -> None:
+    def begin(self, model: Identity, run: RecordedRun | None = None) -> None:
         """Start writing: append if the job is resumed, otherwise empty the file.
 
         Args:
-            run: the run, as ``launch.py verify`` needs it.
+            run: the run, as ``launch.py verify`` needs it; None for a server's batch, which it cannot verify.
 
         Raises:
             UserError: the job was begun with another model or, with ``--reproducible``, with another fingerprint.
         """
         if self._resumes:
             self._check_model(model)
-            self._check_fingerprint(run.fingerprint)
+            if run is not None:
+                self._check_fingerprint(run.fingerprint)
             self._cut()
             if self._retry_errors:
                 self._leave_out_failed()
@@ -77,7 +78,7 @@ class JobOutput:
             return
         self._file.begin()
         if self._journal is not None:
-            header = {"model": model, "rewritten": 0, RUN_KEY: run}
+            header = {"model": model, "rewritten": 0} | ({} if run is None else {RUN_KEY: run})
             self._journal.begin(self._given | msgspec.to_builtins(header))
 
     @property

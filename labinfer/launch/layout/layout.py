@@ -286,6 +286,10 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     devices = resolve_devices(flags, everyone)
     if options.model.reproducible != "off":
         check_reproducible(topology, devices)
+        if options.cache.expert_offload:
+            raise UserError(
+                "--reproducible cuts experts into segments, which cannot be offloaded; leave out --expert-offload"
+            )
     if len(devices) > topology.num_places:
         draft_devices[rank] = devices.pop(rank)
     dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
