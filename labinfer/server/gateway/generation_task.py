@@ -143,8 +143,9 @@ class GenerationTask:
                 try:
                     await self._wait()
                 except ApiError as error:
-                    self._status = error.status
-                    raise
+                    if not self._changed:  # output that arrived with the error is sent before it
+                        self._status = error.status
+                        raise
             if self._changed:  # one at a time: updates that arrive while this delta is sent are merged into the next
                 number, index = next(iter(self._changed))
                 del self._changed[number, index]

@@ -19,23 +19,25 @@ ABORT = AnswerUpdate(index=0, finish_reason=FinishReason.ABORT, error="bad_words
 
 
 class InstantEngine:
-    """An engine whose answer to a task arrives whole, in one turn of the event loop.
+    """An engine whose updates arrive together, several in one turn of the event loop.
 
     Args:
         accepts: whether it accepts the request first.
-        updates: the updates that follow.
+        turns: the updates of each turn.
     """
 
-    def __init__(self, accepts: bool, updates: list[AnswerUpdate]):
-        self._accepts, self._updates = accepts, updates
+    def __init__(self, accepts: bool, *turns: list[AnswerUpdate]):
+        self._accepts, self._turns = accepts, turns
 
     def start(self, task: GenerationTask) -> None:
-        asyncio.get_running_loop().call_soon(self._answer, task)
+        for number, updates in enumerate(self._turns):
+            accepts = self._accepts and number == 0
+            asyncio.get_running_loop().call_later(0.05 * number, self._answer, task, accepts, updates)
 
-    def _answer(self, task: GenerationTask) -> None:
-        if self._accepts:
+    def _answer(self, task: GenerationTask, accepts: bool, updates: list[AnswerUpdate]) -> None:
+        if accepts:
             task.accept()
-        for update in self._updates:
+        for update in updates:
             task.update(0, update)
 
     def forget(self, task: GenerationTask) -> None:
@@ -61,9 +63,10 @@ async def run(engine: InstantEngine) -> tuple[list[int], str]:
     return token_ids, ""
 
 
-def test_output_before_an_abort_is_streamed():
-    token_ids, error = asyncio.run(run(InstantEngine(True, [SEVENS, ABORT])))
-    assert token_ids == [7, 7] and "the output was aborted" in error
+@pytest.mark.parametrize("turns", [[[SEVENS, ABORT]], [[SEVENS], [SEVENS, ABORT]]], ids=["at once", "after some"])
+def test_output_before_an_abort_is_streamed(turns):
+    token_ids, error = asyncio.run(run(InstantEngine(True, *turns)))
+    assert token_ids == [7, 7] * len(turns) and "the output was aborted" in error
 
 
 @pytest.mark.parametrize(("accepts", "updates"), [(True, [ABORT]), (False, [SEVENS, ABORT])])
