@@ -194,7 +194,9 @@ def test_reference_products_have_other_bits_in_a_batch(tmp_path):
     assert num_different(run(directory, options, alone=True), run(directory, options)) > 0
 
 
-@pytest.mark.parametrize("functions", ["reference", "linear=reference", "paged_attention=reference"])
+@pytest.mark.parametrize(
+    "functions", ["reference", "linear=reference", "paged_attention=reference", "sample=reference"]
+)
 def test_functions_whose_bits_depend_on_the_batch_are_refused(tmp_path, functions):
     directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
     with pytest.raises(UserError, match="reproducible: the bits of .*=reference, of torch, may depend on the batch"):

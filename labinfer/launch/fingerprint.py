@@ -136,7 +136,7 @@ def _file_parts(identity: Identity, with_draft: bool) -> dict[str, str]:
 
 
 def _layer_parts(layout: Layout) -> dict[str, str]:
-    """Dtypes and quantization of the layers, which do not depend on how the layers are split into stages."""
+    """Dtypes, quantization and cut of experts of the layers, which do not depend on how the layers are split into stages."""
     stages = [layout.topology.stage_ranks(stage)[0] for stage in range(layout.topology.num_stages)]
     places = [layout.topology.place(rank) for rank in stages]
     values = {
@@ -144,6 +144,10 @@ def _layer_parts(layout: Layout) -> dict[str, str]:
         "weight quantization": [layout.quantization_name(place) for place in places],
         "KV cache dtype": [_name(layout.kv_dtype(place)) for place in places],
     }
+    if any(
+        layer.mlp.has_experts for layer in layout.config.layers
+    ):  # cut by columns or whole, they are added in another order
+        values["experts"] = list(layout.experts)
     return {part: _by_layer(layout.topology.layers, of_stage) for part, of_stage in values.items()}
 
 

@@ -84,7 +84,7 @@ def choose_functions(
         try_functions(layout, place, registry, overrides, providers, anew=is_anew)
         calls = make_rank_calls(layout, place, registry, overrides)
         if options.model.reproducible != "off":
-            check_reproducible_kernels(calls)
+            check_reproducible_kernels(calls, overrides)
     if options.model.autotune != "off" and options.model.reproducible == "off":
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("kernels are chosen")
@@ -119,12 +119,19 @@ def make_rank_calls(
     return RankCalls(layout.meta(place).calls, registry, setting, overrides)
 
 
-def check_reproducible_kernels(calls: RankCalls) -> None:
-    """Refuse implementations whose bits may depend on the batch: torch's products and attention, and those of plugins.
+def check_reproducible_kernels(calls: RankCalls, overrides: Mapping[str, str]) -> None:
+    """Refuse implementations whose bits may depend on the batch: those of torch and of plugins.
+
+    Args:
+        overrides: names of implementations by function (``--functions``).
 
     Raises:
         UserError: one of these would run a function of this rank's layers.
     """
+    if plugins := PLUGINS.computing_code():
+        raise UserError(
+            f"--reproducible: the bits of {', '.join(plugins)} may depend on the batch; leave that plugin out"
+        )
     for target, candidates in calls.candidates.items():
         item = candidates[next(reversed(candidates))]
         if item.plugin or not item.devices:  # torch is for any device
@@ -132,6 +139,11 @@ def check_reproducible_kernels(calls: RankCalls) -> None:
             raise UserError(
                 f"--reproducible: the bits of {target}={item.name}, of {source}, may depend on the batch; use the compiled functions: "
                 "no --functions, and a C++ compiler (g++ or clang++)"
+            )
+    for function, name in overrides.items():  # also of functions that are not timed, which ``calls`` lacks
+        if name == "reference":
+            raise UserError(
+                f"--reproducible: the bits of {function}=reference, of torch, may depend on the batch; leave it out"
             )
 
 

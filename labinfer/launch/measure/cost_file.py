@@ -72,7 +72,7 @@ def file_name(
         model_name(config),
         [kind_name(layer) for layer in config.layers],
         (layout.dtype(place), layout.kv_dtype(place), layout.quantization_name(place), layout.quantization_group_size),
-        (options.model.functions, options.model.autotune == "off", layout.experts[place.stage]),
+        (options.model.functions, options.model.autotune == "off", layout.experts[place.stage], layout.reproducible),
         (options.cache.tokens_per_block, layout.max_model_len),
         (layout.weights, place.tp_size, place.tp_rank, layout.devices[group.rank].type),
         (group.threads.count, len(group.threads.bound_to), here.cpu_limit),

@@ -34,7 +34,7 @@ class SegmentedLinear(WeightedModule):
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
         """(T, F) → (T, O), the sum over all ranks plus the bias."""
         parts = [
-            segment.product(x_TF[:, begin - self._begin : end - self._begin])
+            segment(x_TF[:, begin - self._begin : end - self._begin])
             for segment, (_, (begin, end)) in zip(self.segments, self._sum.segments, strict=True)
         ]
         if len(parts) == 1 and self._sum.is_local:
@@ -61,6 +61,10 @@ class MatrixSegment(Matrix):
     def __init__(self, in_features: int, columns: Range, out_features: int, ctx: StageContext):
         super().__init__(out_features, columns[1] - columns[0], "layer", ctx)
         self._in_features, self._columns = in_features, columns
+
+    def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
+        """(T, F) → (T, O) of the segment's columns."""
+        return self.product(x_TF)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         yield MatrixSlice(

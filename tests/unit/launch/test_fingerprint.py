@@ -29,7 +29,7 @@ def files(**digests: str) -> dict[str, FileIdentity]:
     }
 
 
-def layout(num_stages: int = 1, dtypes=(torch.bfloat16,) * 2):
+def layout(num_stages: int = 1, dtypes=(torch.bfloat16,) * 2, experts: str = ""):
     """As much of a layout as a fingerprint reads."""
     topology = SimpleNamespace(
         layers=STAGES[num_stages],
@@ -43,6 +43,8 @@ def layout(num_stages: int = 1, dtypes=(torch.bfloat16,) * 2):
         dtype=dtypes.__getitem__,
         kv_dtype=dtypes.__getitem__,
         quantization_name=lambda place: "none",
+        config=SimpleNamespace(layers=[SimpleNamespace(mlp=SimpleNamespace(has_experts=bool(experts)))]),
+        experts=(experts,) * num_stages,
     )
 
 
@@ -97,3 +99,10 @@ def test_sampling_defaults_are_those_that_differ_from_labinfers():
     plain = fingerprint().with_defaults({"temperature": 0.0, "speculate": False, "stop": ()})
     assert plain.parts["sampling defaults"] == "LABInfer's"
     assert fingerprint().with_defaults({"temperature": 0.5}).parts["sampling defaults"] == "temperature 0.5"
+
+
+def test_cut_of_experts_is_named():
+    """Segments of columns and whole experts are added in different orders."""
+    columns, whole = (fingerprint(at=layout(experts=cut)) for cut in ("columns", "whole"))
+    assert columns.differences(whole) == {"experts": ("columns", "whole")}
+    assert "experts" not in fingerprint().parts
