@@ -132,6 +132,11 @@ class ModelOptions:
         0, "sliding-window attention over the last N tokens in every layer (default: as in the checkpoint)", metavar="N"
     )
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether ``--reproducible`` is on."""
+        return self.reproducible != "off"
+
     def hub_or(self, default: str) -> str:
         """Name of the hub to download models from: ``default`` (the value of $LABINFER_HUB) if ``hub`` is ``auto``,
         else ``hub``."""

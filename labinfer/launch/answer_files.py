@@ -118,7 +118,7 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
     reads = min(rank for rank in seen if seen[rank] == seen[group.rank]) == group.rank
     mine: Identity = {}
     with group.raise_on_all_ranks():
-        whole = options.model.reproducible != "off"  # a changed bit of any weight changes the fingerprint
+        whole = options.model.is_reproducible  # a changed bit of any weight changes the fingerprint
         mine = identify(find() if reads else find_own(), whole=whole)
     parts = {
         rank: msgspec.msgpack.decode(data, type=Identity)

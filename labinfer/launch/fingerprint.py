@@ -49,7 +49,7 @@ TOKENIZER_LABELS = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", 
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """What the answers of a loaded model depend on."""
+    """Model files, dtypes, kernels and settings on which the answers of a loaded model depend."""
 
     parts: dict[str, str]
     """Values by part, such as "model weights" (a digest) or "dtype" (a name)."""
@@ -60,7 +60,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """Digest of all parts, in the form of OpenAI's ``system_fingerprint``."""
         text = msgspec.json.encode((sorted(self.parts.items()), self.reproducible))
-        return PREFIX + _digest(text)
+        return PREFIX + hashlib.sha256(text).hexdigest()[:DIGEST_LENGTH]
 
     def with_defaults(self, sampling: Mapping[str, Any]) -> Fingerprint:
         """Copy with the default sampling parameters of requests.
@@ -92,7 +92,7 @@ def take_fingerprint(
     """
     gathered = group.gather_bytes(msgspec.msgpack.encode(sorted(kernels)))
     names = {name for data in gathered.values() for name in msgspec.msgpack.decode(data, type=list[str])}
-    reproducible = options.model.reproducible != "off"
+    reproducible = options.model.is_reproducible
     parts = _file_parts(identity, with_draft=not reproducible)
     if layout is not None:
         parts |= _layer_parts(layout)
@@ -144,9 +144,8 @@ def _layer_parts(layout: Layout) -> dict[str, str]:
         "weight quantization": [layout.quantization_name(place) for place in places],
         "KV cache dtype": [_name(layout.kv_dtype(place)) for place in places],
     }
-    if any(
-        layer.mlp.has_experts for layer in layout.config.layers
-    ):  # cut by columns or whole, they are added in another order
+    if any(layer.mlp.has_experts for layer in layout.config.layers):
+        # Experts that are cut by columns are added in another order than whole ones.
         values["experts"] = list(layout.experts)
     return {part: _by_layer(layout.topology.layers, of_stage) for part, of_stage in values.items()}
 
@@ -181,7 +180,3 @@ def _describe_layout(layout: Layout) -> str:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:DIGEST_LENGTH]

@@ -83,9 +83,9 @@ def choose_functions(
         is_anew = options.model.autotune == "again"
         try_functions(layout, place, registry, overrides, providers, anew=is_anew)
         calls = make_rank_calls(layout, place, registry, overrides)
-        if options.model.reproducible != "off":
+        if options.model.is_reproducible:
             check_reproducible_kernels(calls, overrides)
-    if options.model.autotune != "off" and options.model.reproducible == "off":
+    if options.model.autotune != "off" and not options.model.is_reproducible:
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("kernels are chosen")
     if group.rank == 0 and any(item.plugin for item in registry.implementations):

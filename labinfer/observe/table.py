@@ -14,8 +14,8 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], max_wi
     """Format rows as a text table under a header. Columns are aligned, those with numbers to the right.
 
     Args:
-        max_width: width of the terminal. The columns that do not fit follow in further tables below, each of which
-            begins with the first column again. 0 for no limit, as in a file.
+        max_width: width of the terminal; 0 for no limit. Columns beyond ``max_width`` form further tables below, each
+            of which repeats the first column.
     """
     cells = [list(header), *([str(value) for value in row] for row in rows)]
     widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]

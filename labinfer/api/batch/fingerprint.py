@@ -29,7 +29,7 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
     chosen["quantization"] = join(chosen["quantization"])  # format of earlier runs
     if PLUGINS.loaded:
         chosen["plugin"] = ", ".join(PLUGINS.identities())
-    if options.model.reproducible != "off":
+    if options.model.is_reproducible:
         chosen["reproducible"] = options.model.reproducible
     values = chosen | files | msgspec.to_builtins(sampling)
     processors = values["logits_processors"]

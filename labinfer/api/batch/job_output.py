@@ -155,7 +155,7 @@ class JobOutput:
             )
 
     def _check_fingerprint(self, now: Fingerprint) -> None:
-        """Check that a reproducible job goes on with the kernels and settings that it was begun with.
+        """Check that a resumed job with --reproducible has the fingerprint with which it was started.
 
         Raises:
             UserError: a part of the fingerprint differs, so that the bits would, too.

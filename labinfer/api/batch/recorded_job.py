@@ -116,14 +116,14 @@ class RecordedJob:
             raise UserError(f"{self.output}{SUFFIX} has sampling parameters of another version: {error}") from None
 
     def choose(self, count: int, seed: int) -> list[RecordedLine]:
-        """Draw output lines at random, without those that are errors; in the order of their input lines.
+        """Draw answered output lines at random, and return them in the order of the input; lines with errors are never drawn.
 
         Args:
             count: number of lines; all lines if there are fewer.
             seed: seed of the choice.
 
         Raises:
-            UserError: the output has no such line, is truncated, or a chosen line differs from what the job answered.
+            UserError: the output has no answered line, is truncated, or a chosen line differs from what the job answered.
         """
         records = self._read_output()
         numbers = [index for index, entry in enumerate(self.entries) if not entry.failed]

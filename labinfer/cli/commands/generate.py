@@ -157,7 +157,7 @@ class Rank0Job:
         return ExitStatus.OK
 
     def _origin(self) -> dict[str, Any]:
-        """Fields of the report that say what the answers depend on, and where they are."""
+        """Fields of the report for ``verify``: the fingerprint of the answers, and the paths of input and output."""
         names = {"input": self.job.input, "output": self.job.output}
         return {
             "reproducible": self.fingerprint.reproducible,

@@ -37,7 +37,7 @@ def run(session: Session, own: VerifyOptions, job: RecordedJob | None = None) ->
         CollectiveError: the job's files or the model are unsuitable; on every rank.
     """
     model = session.options.model
-    if model.reproducible == "off":
+    if not model.is_reproducible:
         session.options = dataclasses.replace(session.options, model=dataclasses.replace(model, reproducible="on"))
     group, lines = session.join(), []
     with group.raise_on_all_ranks():

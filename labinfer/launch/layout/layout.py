@@ -284,7 +284,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         _check_draft_rank(rank, topology, len(everyone))
         flags[rank] = device_names[0] if len(set(device_names)) == 1 else "auto"
     devices = resolve_devices(flags, everyone)
-    if options.model.reproducible != "off":
+    if options.model.is_reproducible:
         check_reproducible(topology, devices)
         if options.cache.expert_offload:
             raise UserError(
@@ -315,7 +315,7 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         quantization_group_size=options.model.quantization_group_size,
         weights=options.model.weights,
         expert_memory=int(options.cache.expert_offload * GIB),
-        reproducible=options.model.reproducible != "off",
+        reproducible=options.model.is_reproducible,
         is_one_cpu_host=len(hosts) == 1 and hosts.pop()[1] == "cpu",
     )
 

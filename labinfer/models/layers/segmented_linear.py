@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.matrix import Matrix
+from labinfer.models.layers.linear import RowParallelLinear
 from labinfer.models.layers.segments import SegmentSum, Shard, without_segment
-from labinfer.weights.slices import MatrixSlice, Range, TensorSlice, WeightSlice
+from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 
@@ -40,7 +40,7 @@ class SegmentedLinear(WeightedModule):
         if len(parts) == 1 and self._sum.is_local:
             out_TO = parts[0]
         else:
-            out_TO = self._sum(parts, x_TF.new_empty(x_TF.shape[0], self._num_outputs))
+            out_TO = self._sum.add(x_TF.new_empty(x_TF.shape[0], self._num_outputs), *parts)
         return out_TO if self.bias is None else out_TO + self.bias
 
     partial = forward
@@ -51,27 +51,19 @@ class SegmentedLinear(WeightedModule):
             yield TensorSlice(name=f"{prefix}.bias", shape=(self._num_outputs,), destination=self.bias)
 
 
-class MatrixSegment(Matrix):
-    """Input columns of a matrix.
+class MatrixSegment(RowParallelLinear):
+    """Input columns of a row-parallel matrix; ``SegmentedLinear`` adds the products and the bias.
 
     Args:
         columns: (begin, end) of the columns.
     """
 
     def __init__(self, in_features: int, columns: Range, out_features: int, ctx: StageContext):
-        super().__init__(out_features, columns[1] - columns[0], "layer", ctx)
-        self._in_features, self._columns = in_features, columns
+        super().__init__(in_features, columns, out_features, False, ctx)
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
         """(T, F) → (T, O) of the segment's columns."""
         return self.product(x_TF)
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
-        yield MatrixSlice(
-            name=without_segment(prefix),
-            outputs=self.num_outputs,
-            inputs=self._in_features,
-            rows=(0, self.num_outputs),
-            columns=self._columns,
-            destination=self.memory(0, self.num_outputs),
-        )
+        return super().slices(without_segment(prefix))

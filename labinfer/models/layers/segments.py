@@ -7,7 +7,7 @@ the partial results are added in float32 along one binary tree, whichever rank h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -102,17 +102,14 @@ class SegmentSum:
         """Whether this rank has all segments."""
         return self._tp.size == 1
 
-    def __call__(self, parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    def add(self, out: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
         """Write the sum to ``out``; collective over the ranks.
 
         Args:
             parts: partial result of each segment of this rank, in order, like ``out``.
         """
-        return self._add(out, *parts)
-
-    def _add(self, out: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
         if has_torch_function((out,)):  # a capture records this as one operation
-            return handle_torch_function(self._add, (out,), out, *parts)
+            return handle_torch_function(self.add, (out,), out, *parts)
         sums: dict[Node, torch.Tensor] = {(i, i + 1): part for (i, _), part in zip(self.segments, parts, strict=True)}
         if self._tp.size > 1:
             own = out.new_zeros(self._most, *out.shape, dtype=torch.float32)
@@ -126,7 +123,7 @@ class SegmentSum:
             }
         return out.copy_(self._tree.add(self._tree.root, sums))
 
-    _add.repeats_in_place = True
+    add.repeats_in_place = True
 
 
 def without_segment(path: str) -> str:

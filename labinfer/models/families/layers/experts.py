@@ -228,7 +228,7 @@ class SegmentedExperts(nn.Module):
     def forward(self, x_TD: torch.Tensor, ids_TA: torch.Tensor, weights_TA: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D): the weighted sum over each token's experts, on all ranks."""
         parts = [segment(x_TD, ids_TA, weights_TA) for segment in self.segments]
-        return self._sum(parts, x_TD.new_empty(x_TD.shape))
+        return self._sum.add(x_TD.new_empty(x_TD.shape), *parts)
 
     def experts_calls(self, num_chosen: int) -> Iterator[ExpertsCall]:
         """See ``RoutedExperts.experts_calls``."""
