@@ -10,6 +10,7 @@ import pytest
 from checkpoints import FAMILIES, KINDS, make_checkpoint, mixed_prompts
 from drafting import draft_with
 from mtp_checkpoints import MTP_KINDS, add_mtp
+from toy_format import write_toy
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
@@ -201,6 +202,14 @@ def test_functions_whose_bits_depend_on_the_batch_are_refused(tmp_path, function
     directory = make_checkpoint(tmp_path / "model", "qwen2-tied")
     with pytest.raises(UserError, match="reproducible: the bits of .*=reference, of torch, may depend on the batch"):
         LLM(str(directory), **OPTIONS, reproducible=True, functions=functions)
+
+
+def test_registered_weight_formats_leave_the_bits(tmp_path):
+    """A part that this process registers is refused only if it could make the bits depend on the batch."""
+    directory = make_checkpoint(tmp_path / "toy", "qwen2-tied")
+    write_toy(directory, tmp_path / "plain", ["model.embed_tokens"])
+    options = {"reproducible": True, "dtype": "bfloat16"}
+    assert num_different(run(tmp_path / "plain", options, alone=True), run(directory, options)) == 0
 
 
 @pytest.mark.parametrize("num_starts", [5, pytest.param(50, marks=pytest.mark.slow)])

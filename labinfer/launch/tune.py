@@ -84,7 +84,7 @@ def choose_functions(
         try_functions(layout, place, registry, overrides, providers, anew=is_anew)
         calls = make_rank_calls(layout, place, registry, overrides)
         if options.model.is_reproducible:
-            check_reproducible_kernels(calls, overrides)
+            check_reproducible_kernels(registry, calls, overrides)
     if options.model.autotune != "off" and not options.model.is_reproducible:
         choice = tune(group, layout, place, calls, cache=cache_folder(), providers=providers, anew=is_anew)
     logger.debug("kernels are chosen")
@@ -119,25 +119,27 @@ def make_rank_calls(
     return RankCalls(layout.meta(place).calls, registry, setting, overrides)
 
 
-def check_reproducible_kernels(calls: RankCalls, overrides: Mapping[str, str]) -> None:
+def check_reproducible_kernels(registry: FunctionRegistry, calls: RankCalls, overrides: Mapping[str, str]) -> None:
     """Refuse implementations whose bits may depend on the batch: those of torch and of plugins.
 
     Args:
+        registry: all implementations for the device of this rank.
+        calls: function calls of this rank's layers.
         overrides: names of implementations by function (``--functions``).
 
     Raises:
         UserError: one of these would run a function of this rank's layers.
     """
-    if plugins := PLUGINS.computing_code():
-        raise UserError(
-            f"--reproducible: the bits of {', '.join(plugins)} may depend on the batch; leave that plugin out"
-        )
+    for item in registry.implementations:
+        if item.plugin and (not item.devices or calls.setting.device.type in item.devices):
+            raise UserError(
+                f"--reproducible: the bits of the implementation {item.name} from {item.plugin} may depend on the batch; leave that plugin out"
+            )
     for target, candidates in calls.candidates.items():
         item = candidates[next(reversed(candidates))]
-        if item.plugin or not item.devices:  # torch is for any device
-            source = f"the plugin {item.plugin}" if item.plugin else "torch"
+        if not item.devices:  # torch is for any device
             raise UserError(
-                f"--reproducible: the bits of {target}={item.name}, of {source}, may depend on the batch; use the compiled functions: "
+                f"--reproducible: the bits of {target}={item.name}, of torch, may depend on the batch; use the compiled functions: "
                 "no --functions, and a C++ compiler (g++ or clang++)"
             )
     for function, name in overrides.items():  # also of functions that are not timed, which ``calls`` lacks

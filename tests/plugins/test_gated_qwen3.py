@@ -159,3 +159,13 @@ def test_family_is_not_known_without_its_plugin(tmp_path):
     (line,) = done.our_errors
     assert done.returncode == 2, done.text
     assert "architecture 'GatedQwen3ForCausalLM' is not supported; supported are LlamaForCausalLM, " in line
+
+
+def test_family_is_refused_where_its_bits_may_depend_on_the_batch(tmp_path):
+    directory = write(tmp_path / "model", random_tensors())
+    flags = ("--plugin", FAMILY, "--model", directory, "--reproducible", "--prompt", "hello")
+    done = run("single", 1, LAUNCH, *flags)
+    assert done.returncode == 2 and done.stderr.endswith(
+        "error: --reproducible: the bits of GatedQwen3ForCausalLM, a model family from gated_qwen3, may depend on the batch; "
+        "give a checkpoint of a shipped family\n"
+    ), done.text

@@ -73,3 +73,11 @@ def test_it_is_refused_by_name_where_it_computes_something_else(tmp_path):
     assert done.returncode == 2, done.text
     assert "--functions paged_attention=padded differs from the reference by" in line
     assert line.endswith("times its largest number, more than 0.0001, for 3 tokens in float32; fix it, or leave it out")
+
+
+def test_it_is_refused_where_its_bits_may_depend_on_the_batch():
+    done = run("single", 1, LAUNCH, "--plugin", PLUGIN, "--reproducible", "--prompt", "17 + 25 = ?")
+    assert done.returncode == 2 and done.stderr.endswith(
+        "error: --reproducible: the bits of the implementation padded from torch_attention may depend on the batch; "
+        "leave that plugin out\n"
+    ), done.text

@@ -10,6 +10,7 @@ import torch
 
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
+from labinfer.base.registry import REGISTRY
 from labinfer.base.speculative_options import FLAG
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.spmd.devices import DeviceName, carrier, device_memory, num_sharing, resolve_devices
@@ -284,14 +285,14 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
         _check_draft_rank(rank, topology, len(everyone))
         flags[rank] = device_names[0] if len(set(device_names)) == 1 else "auto"
     devices = resolve_devices(flags, everyone)
+    if len(devices) > topology.num_places:
+        draft_devices[rank] = devices.pop(rank)
     if options.model.is_reproducible:
-        check_reproducible(topology, devices)
+        check_reproducible(config, topology, devices)
         if options.cache.expert_offload:
             raise UserError(
                 "--reproducible cuts experts into segments, which cannot be offloaded; leave out --expert-offload"
             )
-    if len(devices) > topology.num_places:
-        draft_devices[rank] = devices.pop(rank)
     dtype_names = per_stage("--dtype", options.model.dtype, topology.num_stages)
     dtypes = tuple(_resolve_dtype(name, config) for name in dtype_names)
     quantizations = per_stage("--quantization", options.model.quantization, topology.num_stages)
@@ -320,12 +321,21 @@ def make_layout(options: EngineOptions, config: ModelConfig, everyone: Sequence[
     )
 
 
-def check_reproducible(topology: Topology, devices: Mapping[int, DeviceName]) -> None:
-    """Refuse layouts whose bits are not reproducible.
+def check_reproducible(config: ModelConfig, topology: Topology, devices: Mapping[int, DeviceName]) -> None:
+    """Refuse models and layouts whose bits are not reproducible.
+
+    Args:
+        devices: device by rank, of the ranks with layers.
 
     Raises:
-        UserError: a stage has more tensor-parallel ranks than reproducible sums allow, or a rank is not on a CPU.
+        UserError: a plugin computes the layers, a stage has more tensor-parallel ranks than reproducible sums allow,
+            or a rank is not on a CPU.
     """
+    if origin := REGISTRY.entry("model_family", config.architecture).origin:
+        raise UserError(
+            f"--reproducible: the bits of {config.architecture}, a model family from {origin}, may depend on the batch; "
+            "give a checkpoint of a shipped family"
+        )
     for rank, device in devices.items():
         if device.type != "cpu":
             raise UserError(
