@@ -28,8 +28,8 @@ DTYPES = ("auto", *FLOAT_DTYPES)
 DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 """Short names of dtypes, each with the full name that it stands for."""
 LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf")
-"""Supported checkpoint formats that vLLM's ``--quantization`` takes (prefixes of its values). Here a checkpoint's files
-tell the format."""
+"""Values of vLLM's ``--quantization`` (their prefixes) that are accepted and have no effect: a checkpoint's files tell its
+format."""
 HUB_NAMES = ("huggingface", "modelscope")
 DEFAULT_HUB = HUB_NAMES[0]
 QUANTIZATIONS = ("auto", "none", "int8", "int4")
@@ -244,7 +244,7 @@ class CacheOptions:
 
     @property
     def tokens_per_block(self) -> int:
-        """Tokens per KV block: ``block_size`` if it is set, otherwise 16. A run has set it to what its devices prefer."""
+        """Tokens per KV block: ``block_size``, or 16 if it is 0. A launch replaces 0 by the size that its devices prefer."""
         return self.block_size or 16
 
 
@@ -374,7 +374,7 @@ class ObserveOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightCacheOptions:
-    """Packed weights on disk."""
+    """Options of ``launch.py cache``, which lists or deletes the packed weights on disk."""
 
     clean: bool = option(False, "delete all cached weights; running processes keep theirs")
 

@@ -87,12 +87,12 @@ def check_bounds(section: Any) -> None:
 
 
 def flag_name(field_name: str) -> str:
-    """``max_num_seqs`` → ``--max-num-seqs``."""
+    """Flag of an option's field: ``max_num_seqs`` → ``--max-num-seqs``."""
     return "--" + field_name.replace("_", "-")
 
 
 def join(values: tuple) -> str:
-    """``(2, 1)`` → ``2,1``."""
+    """Write a tuple as the value of a flag: ``(2, 1)`` → ``2,1``."""
     return ",".join(str(value) for value in values)
 
 

@@ -58,7 +58,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token_id: int
     logprob: float
     top: dict[int, float]
-    """Log-probabilities of the likeliest tokens, in descending order."""
+    """Log-probabilities of the likeliest tokens by token id, in descending order."""
     rank: int = 0
     """Rank of the token by log-probability, 1 for the likeliest; 0 if it is not computed, as for sampled tokens."""
 
@@ -136,7 +136,7 @@ class BatchPlan(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
     result_bytes: int = 0
     """Maximum encoded size of the result, for which sender and receiver allocate buffers."""
     model: int = 0
-    """Index in the group of the model that runs the plan."""
+    """Index of the model that runs the plan, among all models that the ranks have loaded."""
 
     @property
     def num_tokens(self) -> int:

@@ -13,7 +13,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     by_stage: list[list[float]]
     """Seconds of a step, indexed by stage, then by the index in ``sizes``."""
     hop: float = 0.0
-    """Seconds from the end of a stage's step to the beginning of the next stage's step; 0 with a single stage."""
+    """Seconds that activations take between two stages: from the end of a step on one to its beginning on the next; 0 with one stage."""
     swapped_block: float = 0.0
     """Seconds to swap a KV block out to host memory and back; 0 if there is no host pool."""
     swapped_window_block: float = 0.0
@@ -74,7 +74,7 @@ class Slices(msgspec.Struct, frozen=True, array_like=True):
     """Six 64-bit integers per slice: index into ``names``, begin and end in nanoseconds, and the step's id (-1 outside
     a step), number of tokens, and number of decode tokens."""
     clock: int
-    """Offset in nanoseconds from the slices' clock to Unix time."""
+    """Nanoseconds to add to a time of the slices' clock to get Unix time."""
     num_dropped: int
     """Slices that were dropped because the recorder was full."""
 
@@ -100,8 +100,8 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     busy_time: float
     """Time inside the model, including sampling, excluding waits for other stages."""
     layer_time: float = 0.0
-    """Part of ``busy_time`` inside the layers; all of it on accelerators, which are not synchronized between layers and
-    LM head."""
+    """Part of ``busy_time`` inside the layers. On accelerators all of ``busy_time``, as they are not synchronized between layers
+    and LM head."""
     peak_memory: int
     """Peak resident memory, including pages of mapped files and an accelerator's memory."""
     private_memory: int

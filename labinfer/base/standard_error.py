@@ -15,7 +15,7 @@ from typing import TextIO
 
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 CLEAR_ROW = "\x1b[K"
-"""Escape sequence that clears a terminal's row from the cursor on: the rest of a live progress line, at whose beginning the cursor is."""
+"""Escape sequence that clears a terminal's row from the cursor on. Written before a log line, it removes a live progress line."""
 
 
 class StandardError(io.TextIOBase):
