@@ -10,7 +10,7 @@ from labinfer.engine.block_manager import BlockManager
 
 
 class BlockGroup(NamedTuple):
-    """Device and host pool of layers that keep equal tokens (such as all sliding-window layers); their move kinds."""
+    """Device and host pool of the layers that cache equal tokens (such as all sliding-window layers), with the kinds of their moves."""
 
     blocks: BlockManager
     """The pool that attention reads."""
@@ -75,7 +75,7 @@ class BlockTable:
         self.num_freed = self.num_known = 0
 
     def copies_for_shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> int:
-        """Number of free blocks that ``shift`` needs with these arguments, net of the blocks that it frees."""
+        """Number of free blocks that ``shift`` with the same arguments needs: copies of shared blocks, minus blocks that it frees."""
         first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         freed = sum(not pool.is_shared(block) for block in self.blocks[max(first, self.num_freed) : last])
         return sum(map(pool.is_shared, self.blocks[max(last, self.num_freed) : filled])) - freed
@@ -119,19 +119,19 @@ class SequenceCache(BlockTable):
     keeps_windows: bool = False
     """Whether ``windowed`` keeps all its blocks until the sequence ends, as context shifts move tokens back into it."""
     digests: list[bytes] = field(default_factory=list)
-    """Digests of its leading full blocks, computed on demand; see ``BlockManager.extend_chain``."""
+    """Digests of the sequence's leading full blocks, computed on demand; see ``BlockManager.extend_chain``."""
     num_registered: int = 0
     """Number of leading blocks that are registered in the prefix cache."""
     state_slot: int | None = None
-    """Slot of its recurrent state, if layers keep one; see ``state_slots.StateSlots``."""
+    """Slot of the sequence's recurrent state, if layers keep one; see ``state_slots.StateSlots``."""
     host_state_slot: int | None = None
-    """Slot of its state in the host pool, while it is swapped out."""
+    """Slot of the recurrent state in the host pool, while the sequence is swapped out."""
     last_snapshot: int = 0
-    """Tokens in the sequence's full blocks at admission, its last token excluded. Once these tokens have run, a
-    snapshot of the state is taken."""
+    """Number of tokens in the sequence's full blocks at admission, its last token excluded. Once these tokens have run, a
+    snapshot of the recurrent state is taken."""
     saved_slot: int | None = None
-    """Slot with a saved copy of its state, to roll back to if drafted tokens are rejected."""
+    """Slot with a saved copy of the recurrent state, to roll back to if drafted tokens are rejected."""
     num_saved: int = 0
-    """Number of tokens in the saved state."""
+    """Number of tokens that the saved state covers."""
     num_again: int = 0
-    """Number of valid tokens that a rollback to the saved state lost; they are run again."""
+    """Number of valid tokens after the saved state, to run again because the state was rolled back."""

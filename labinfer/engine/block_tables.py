@@ -111,8 +111,8 @@ class BlockTables:
         return True
 
     def _find(self, cache: SequenceCache, digests: Sequence[bytes]) -> list[int]:
-        """Cached blocks of the longest prefix of ``digests`` from which all layers can continue: it ends at a state
-        snapshot and has the blocks of the window, where layers need these."""
+        """Cached blocks of the longest prefix of ``digests`` from which all layers can continue. Layers with recurrent states
+        need a snapshot at its end; sliding-window layers need the window blocks before its end."""
         shared, length = self.blocks.find(digests), None
         while length != len(shared):
             length = len(shared)
@@ -142,7 +142,7 @@ class BlockTables:
         """Share blocks cached by other sequences since this one was admitted. Returns how many tokens need not be run.
 
         Args:
-            num_tokens: number of its tokens that have blocks; the last one is always run.
+            num_tokens: number of the sequence's tokens that have blocks; the last token is always run.
         """
         first = self.blocks.full_blocks(cache.num_tokens)
         if self.states is not None or cache.num_dropped or first != cache.num_registered:
@@ -261,8 +261,8 @@ class BlockTables:
         cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
 
     def draft_limit(self, cache: SequenceCache) -> int | None:
-        """Maximum number of drafted tokens after the scheduled ones, so that no snapshot contains any; None for no
-        limit, 0 without a slot to save the state."""
+        """Maximum number of drafted tokens after the scheduled ones, so that no state snapshot covers a drafted token; None
+        for no limit, 0 if no slot is free to save the recurrent state."""
         if self.states is None:
             return None
         if not self.states.slots.num_free or self._is_snapshot(cache):
@@ -279,7 +279,7 @@ class BlockTables:
         self._moves.append(CacheMove("copy_state", [cache.state_slot], [cache.saved_slot]))
 
     def drop_saved(self, cache: SequenceCache) -> None:
-        """Free the saved copy of its state, if there is one."""
+        """Free the saved copy of a sequence's recurrent state, if there is one."""
         if cache.saved_slot is not None:
             self.states.slots.free([cache.saved_slot])
             cache.saved_slot = None
@@ -369,7 +369,7 @@ class BlockTables:
             pool.check_ref_counts(block for table in tables for block in table)
 
     def _copy(self, kind: MoveKind, source: int, dest: int) -> None:
-        """Record the copy of a block; merge it into the last move if their order does not matter."""
+        """Record a copy of block ``source`` to ``dest``, as part of the last recorded move if the order of the two does not matter."""
         last = self._moves[-1] if self._moves else None
         if (
             last

@@ -16,7 +16,7 @@ BLOCKS_TO_WINDOW_BLOCK = 4
 """Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
 both pools together."""
 DRAFT_STATE_SHARE = 0.2
-"""A draft model's states take at most ``STATE_FRACTION`` of this fraction of the cache memory."""
+"""Fraction of the cache memory that counts for a draft model, whose states take at most ``STATE_FRACTION`` of it."""
 
 Summed = TypeVar("Summed")
 
@@ -193,12 +193,12 @@ class BlockCounts:
 
     @property
     def gain(self) -> float:
-        """Ratio of the tokens that fit to those that would fit if all layers kept all tokens."""
+        """Ratio of the tokens that fit with window blocks to those that fit without (all layers keep all tokens)."""
         return self.num_blocks / max(1, self.whole)
 
     def capped(self, planned: int) -> BlockCounts:
-        """Limit each rank to ``planned`` blocks, the number in a layout plan; 0 means that there is no plan. Sliding-window
-        layers get no blocks of their own if the memory holds ``planned`` blocks without that."""
+        """Limit each rank to ``planned`` blocks, the number in a layout plan; 0 means that there is no plan. If ``planned``
+        blocks fit without separate window blocks, there are none."""
         if not planned or planned >= self.num_blocks:
             return self
         return replace(

@@ -79,7 +79,7 @@ class DraftLengths:
     _probed: Sequence | None = None
     _draft_seconds: float = 0.0  # drafter's time for a step, per token of its longest draft
     _declined: tuple[frozenset[Sequence], int, int] | None = None
-    """Arguments of the last ``choose`` that found no draft worthwhile; skipped until there are new measurements."""
+    """Arguments of the last ``choose`` that found no draft worthwhile: until new measurements, the answer for them is reused."""
 
     def __post_init__(self) -> None:
         self.positions = [DecayedRate() for _ in range(self.max_length)]

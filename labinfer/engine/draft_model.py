@@ -21,10 +21,10 @@ class DraftModel(Protocol):
     """Draft model with KV blocks of its own."""
 
     sizes: CacheSizes
-    """Sizes of its KV cache and state slots."""
+    """Numbers of the draft model's KV blocks and state slots."""
 
     def run(self, plan: BatchPlan) -> BatchResult:
-        """Run the tokens of a plan and sample its next tokens."""
+        """Run the tokens of a plan and sample the next token of each entry that asks for one."""
         ...
 
 
@@ -34,19 +34,19 @@ class DraftedSequence:
 
     cache: SequenceCache
     tail: list[int] = field(default_factory=list)
-    """Last tokens in the cache, which were unverified when they were run (drafted by this or another proposer)."""
+    """Last tokens in the draft model's cache, not yet verified when they were run (drafted by this or another proposer)."""
     started: bool = False
     """Whether the draft model's runner knows the sequence."""
 
-    def num_right(self, token_ids: list[int]) -> int:
-        """Number of leading tokens in the cache that agree with ``token_ids``. The last token never counts: it is run
-        to sample the next one."""
-        num_right = min(self.cache.num_tokens - len(self.tail), len(token_ids) - 1)
-        for drafted, token in zip(self.tail, token_ids[num_right:-1], strict=False):
+    def num_matching(self, token_ids: list[int]) -> int:
+        """Number of leading tokens in the draft model's cache that equal those of ``token_ids``. The last one of
+        ``token_ids`` never counts: it is run to sample the next token."""
+        num_matching = min(self.cache.num_tokens - len(self.tail), len(token_ids) - 1)
+        for drafted, token in zip(self.tail, token_ids[num_matching:-1], strict=False):
             if drafted != token:
                 break
-            num_right += 1
-        return num_right
+            num_matching += 1
+        return num_matching
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,7 +59,7 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     is_complete: bool = False
     num_accepted: int = 0
-    """Number of tokens that the guide has accepted, to be rolled back at the end."""
+    """Number of drafted tokens by which the sequence's guide was advanced; rolled back when drafting ends."""
 
     def take(self, token: int, ends: frozenset[int]) -> None:
         """Append a sampled token, or complete the draft if the answer ends with that token."""
@@ -86,13 +86,13 @@ class DraftModelProposer:
     equal random numbers make them choose equal tokens (Daliri, Musco & Suresh 2024, arXiv:2408.07978).
 
     The draft model has its own KV cache. Rejected tokens are overwritten there. Tokens that it has not seen are run in
-    one chunk, with the last token, from which the first drafted one is sampled. A recurrent state is rolled back to
-    before the first drafted token.
+    one chunk that ends with the sequence's last token, after which the first drafted token is sampled. A recurrent state
+    is rolled back to before the first drafted token.
 
     Args:
         model: the draft model; no token is drafted beyond its context length.
         tables: pools of the draft model's own KV blocks and states.
-        max_tokens: maximum number of tokens in one of its steps. Longer prompts take several steps, one per
+        max_tokens: maximum number of tokens in a step of the draft model. Longer prompts take several steps, one per
             ``propose``.
         eos_token_ids: ids that end an answer unless its request ignores them.
     """
@@ -134,14 +134,15 @@ class DraftModelProposer:
                 self._release(sequence.seq_id)
 
     def _make_room(self, sequence: Sequence, limit: int, asking: set[int]) -> DraftedSequence | None:
-        """Allocate blocks for a sequence's tokens and its draft. Evicts sequences outside of ``asking``; returns None without room."""
+        """Allocate blocks for a sequence's tokens and a draft of ``limit`` tokens. Evicts sequences whose ids are not in ``asking``;
+        returns None without room."""
         drafted = self._drafted.pop(sequence.seq_id, None) or DraftedSequence(
             cache=SequenceCache(salt=sequence.cache.salt)
         )
         self._drafted[sequence.seq_id] = drafted
         cache, tokens = drafted.cache, sequence.token_ids
-        if (num_right := drafted.num_right(tokens)) < cache.num_tokens:
-            self.tables.truncate(cache, num_right)
+        if (num_matching := drafted.num_matching(tokens)) < cache.num_tokens:
+            self.tables.truncate(cache, num_matching)
         else:
             self.tables.drop_saved(cache)
         while not (
@@ -164,7 +165,7 @@ class DraftModelProposer:
             self._finished.append(seq_id)
 
     def _save_state(self, draft: Draft) -> bool:
-        """Save the state after the sequence's own tokens, before drafted tokens change it. Returns whether a slot is free."""
+        """Save the recurrent state before drafted tokens change it. Returns False if no slot is free."""
         if self.tables.draft_limit(cache := draft.drafted.cache) == 0:
             self.counts["crowded_out"] += 1
             return False

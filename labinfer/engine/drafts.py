@@ -265,7 +265,7 @@ class Drafts(Speculation):
         )
 
     def _choose(self, limits: dict[Sequence, int], num_decodes: int, num_micro_batches: int) -> dict[Sequence, int]:
-        """Choose the draft lengths in a step of ``num_decodes`` decodes; returns ``limits`` if lengths are not chosen."""
+        """Choose the draft lengths in a step of ``num_decodes`` decodes; returns ``limits`` if draft lengths are fixed."""
         if not (limits and self._chooses_lengths):
             return limits
         in_round = num_micro_batches * num_decodes
@@ -285,8 +285,8 @@ class Drafts(Speculation):
         return max(MIN_TIME_RATIO * seconds, seconds + self._overheads.seconds(num_decodes, num_drafted))
 
     def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
-        """Learn the overhead of a round (one step of every micro-batch). Its time is that since the previous result,
-        times the number of steps in flight."""
+        """Learn the overhead of a round (one step of every micro-batch). The round's time is estimated as the time since the
+        previous result, times ``num_in_flight``."""
         if not self._chooses_lengths or self.proposer is None:
             return
         now = self._clock()

@@ -109,7 +109,7 @@ class EngineDriver:
         self._owners.clear()
 
     def _feed(self, requests: Iterator[tuple[Owner, Request] | None]) -> bool:
-        """Fill the waiting queue up to the number of sequences that may run at once; a job may have millions of lines.
+        """Fill the waiting queue up to the number of sequences that may run at once, as a job may have millions of requests.
 
         Returns whether the source may have more.
         """

@@ -16,7 +16,7 @@ def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> NgramPropose
 
 
 class NgramProposer:
-    """Looks up the last tokens of a sequence in its earlier tokens, prompt and answer, and drafts what followed them there.
+    """Looks up the last tokens of a sequence in its prompt and answer, and drafts the tokens that followed them there.
 
     Args:
         least, most: minimum and maximum length of the n-gram; longer matches are preferred.

@@ -90,7 +90,7 @@ class RequestQueues:
             yield from heapq.merge(sorted(prefilling, key=key), self.candidates(), key=key)
 
     def candidates(self) -> Iterator[Sequence]:
-        """Yield waiting sequences, the next one first. Ends if the caller has not admitted the last one.
+        """Yield waiting sequences in the order of admission. Ends once the caller does not admit the yielded sequence.
 
         A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
         """

@@ -41,7 +41,7 @@ class Request:
     user: str = ""
     """User for ``--scheduling-policy fair``, which takes the users in turn."""
     is_chat: bool = False
-    """Whether its answers are chat replies, which are parsed into reasoning, content and tool calls by delimiters in the text."""
+    """Whether the answers are chat replies, which are parsed into reasoning, content and tool calls by delimiters in the text."""
     goes_on: bool = False
     """Whether chat replies continue a message that the prompt has begun, so that leading whitespace is kept."""
     before_form: str = ""

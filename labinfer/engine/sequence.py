@@ -37,7 +37,7 @@ class Sequence:
     max_tokens: int
     """Maximum number of output tokens: the request's limit, cut to the context."""
     max_context: int
-    """Maximum number of its tokens in the KV cache at once."""
+    """Maximum number of the sequence's tokens in the KV cache at once."""
     choice: int = 0
     """Index of the answer within the request."""
     cache: SequenceCache = field(default_factory=SequenceCache)
@@ -78,9 +78,9 @@ class Sequence:
     arrival: float | None = None
     """Arrival time: when the sequence was first enqueued."""
     queue_seconds: float | None = None
-    """Seconds from its arrival until it was first admitted."""
+    """Seconds from the sequence's arrival until it was first admitted."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Log-probabilities of its output tokens since the last update, if requested."""
+    """Log-probabilities of the output tokens since the last update, if requested."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Log-probabilities of the prompt's tokens except the first, if requested."""
     vector_size: int = 0
@@ -134,7 +134,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next step is a decode: only the last token is unscheduled, apart from tokens to run again after a state rollback."""
+        """Whether the next step is a decode: only the last token is unscheduled, apart from tokens to run again after a state rollback."""
         num_again = len(self.token_ids) - 1 - self.num_scheduled
         return 0 <= num_again <= self.cache.num_again and self.num_scheduled >= len(self.request.prompt_token_ids)
 
@@ -156,8 +156,8 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether tokens may be drafted for it: not for beams, pooling or missing prompt log-probabilities, or if its
-        request forbids it."""
+        """Whether tokens may be drafted for the sequence: not for beams, pooling or missing prompt log-probabilities, or if
+        the request forbids drafts."""
         return (
             self.sampling.speculate
             and self.group is None
@@ -300,7 +300,7 @@ class Sequence:
         )
 
     def result_bytes(self, begin: int, num_samples: int, num_drafts: int = 0) -> int:
-        """Maximum bytes of the ``EntryResult`` of its scheduled tokens from ``begin`` on."""
+        """Maximum bytes of the ``EntryResult`` of a step that runs the sequence's scheduled tokens from ``begin`` on."""
         num_numbers = self.vector_size if self.num_unscheduled == 0 else 0
         num_prompt = (
             max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin) if self.needs_all_prompt_outputs else 0

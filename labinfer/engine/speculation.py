@@ -41,7 +41,7 @@ class Speculation:
         """
 
     def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
-        """Note that a micro-batch came back.
+        """Note that a micro-batch has returned its result. Called once for each one.
 
         Args:
             sequences: sequences of the plan's entries.
