@@ -24,17 +24,17 @@ BUFFER_BYTES = 1 << 19
 STAGED_BYTES = 64 << 20
 """Maximum bytes of a transfer of blocks between an accelerator and the host, unless a single pool moves more."""
 ALIGNMENT = 16
-"""Alignment of each pool's blocks in such a transfer, in bytes."""
+"""Alignment in bytes of each pool's blocks in the buffer of a transfer."""
 
 
 def make_host_copies(device: torch.device) -> HostCopies:
-    """The copies for ``device``."""
+    """Make the ``HostCopies`` of a device: plain ones for the CPU, ``AcceleratorCopies`` for any other."""
     return HostCopies() if device.type == "cpu" else AcceleratorCopies(device)
 
 
 class AcceleratorCopies(HostCopies):
-    """Uploads through pinned buffers without waiting, if torch can pin host memory and record events for the device; several tensors at a
-    time in other directions."""
+    """Copies of a rank on an accelerator. Uploads are asynchronous, through pinned buffers, if torch can pin host memory and record events
+    for the device. Other copies pack several tensors into one transfer."""
 
     def __init__(self, device: torch.device):
         self._uploads: PinnedUploads | None = None
@@ -64,7 +64,7 @@ class AcceleratorCopies(HostCopies):
 
 
 class PinnedUploads:
-    """Copies host numbers to an accelerator asynchronously, through pinned buffers in turn.
+    """Copies host tensors to an accelerator asynchronously, through pinned buffers in turn.
 
     A buffer is filled again only after its last copy is complete.
 
@@ -96,7 +96,8 @@ def _pinned(num_bytes: int) -> torch.Tensor:
 
 
 def move_staged(pairs: Pairs, source: torch.Tensor, dest: torch.Tensor) -> None:
-    """``HostCopies.move`` between two devices, on which the indices are. Pools share transfers of up to ``STAGED_BYTES``."""
+    """Move slices of pools between two devices, see ``HostCopies.move``. Each index tensor is on the device of its pools. Slices of
+    several pools share a transfer of up to ``STAGED_BYTES``."""
     count, groups, num_bytes = len(source), [[]], 0
     for pair in pairs:
         num_bytes += _staged_bytes(pair[0], count)

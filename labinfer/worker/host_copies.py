@@ -11,18 +11,18 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class HostCopies:
-    """Copies of a rank on the CPU. ``AcceleratorCopies`` waits for the device as seldom as possible."""
+    """Copies between host and device memory of a rank on the CPU, which share one memory. ``AcceleratorCopies`` overrides them."""
 
     def upload(self, numbers: torch.Tensor, dest: torch.Tensor) -> None:
         """Copy ``numbers`` from host memory to ``dest``, on the device."""
         dest.copy_(numbers)
 
     def download(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Tensors (B, …) of the device in host memory. They are float32, or int64 with numbers of 32 bits."""
+        """Copy device tensors (B, …) to host memory. They are float32, or int64 with values of at most 32 bits."""
         return parts
 
     def move(self, pairs: Pairs, source: torch.Tensor, dest: torch.Tensor) -> None:
-        """Copy slices ``source`` of each pair's first pool to slices ``dest`` of its second; indices are in host memory."""
+        """Copy slices ``source`` of each pair's first pool to slices ``dest`` of its second. Both index tensors are in host memory."""
         if len(dest) == 1:  # no temporary copy: a state is large
             for pool, given in pairs:
                 given[dest[0]].copy_(pool[source[0]])

@@ -12,7 +12,7 @@ from labinfer.worker.host_copies import HostCopies
 DTYPE = torch.int64
 """Dtype of all index tensors; see ``docs/decisions/0020-index-tensors.md``."""
 LEAST_SIZE = 1 << 16
-"""Initial capacity in numbers: 128 sequences of 8,000 tokens in blocks of 16. If the buffer is reallocated, steps are captured again."""
+"""Initial capacity in index numbers: 128 sequences of 8,000 tokens in blocks of 16. A reallocation requires new captures of steps."""
 
 
 class IndexBuffer:
@@ -31,7 +31,7 @@ class IndexBuffer:
         self._numbers = torch.empty(0, dtype=DTYPE, device=device)
         self._sizes: list[int] = []
         self._filled, self._parts = self._numbers, ()
-        """Views of the buffer for parts of ``_sizes``; consecutive decode steps mostly reuse them."""
+        """Views of the buffer: all parts, and each part of ``_sizes``. Consecutive decode steps have equal sizes and reuse them."""
 
     @torch.inference_mode()
     def fill(self, **parts: Iterable[list[int]]) -> dict[str, torch.Tensor]:

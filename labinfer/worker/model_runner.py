@@ -38,7 +38,7 @@ FEW_ROWS = 17
 StepPart = Callable[[ModelInputBatch, torch.Tensor | None], torch.Tensor]
 """Part of a step (the layers or the LM head), called with a batch and hidden states."""
 Around = Callable[[StepPart, Literal["layers", "head"]], StepPart]
-"""Wrapper of a step's part, applied once, at construction."""
+"""Wraps a part of the step, such as to capture it as a graph. Called once for each part, by the runner's constructor."""
 
 
 class StepDrafter(Protocol):
@@ -288,7 +288,7 @@ class ModelRunner:
         return BatchResult(plan.step_id, list(map(EntryResult, samples, logprobs, prompt_logprobs, vectors, drafts)))
 
     def _sampled_rows(self, plan: BatchPlan) -> list[SampledRow]:
-        """Rows to sample, one for each prefix."""
+        """One row for each token to sample of the plan, with the tokens before it."""
         rows = []
         for entry in plan.entries:
             if entry.num_samples == 0:
@@ -328,7 +328,7 @@ class ModelRunner:
     def _measure_prompts(
         self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor
     ) -> list[tuple[TokenLogprobs, ...]]:
-        """Log-probabilities of the prompt's next tokens by entry, if requested; none on ranks without logits."""
+        """Log-probabilities of prompt tokens by entry, if requested: of the token after each row. Empty on ranks without logits."""
         if not batch.prompt_rows:
             return [()] * len(plan.entries)
         measured: list[list[TokenLogprobs]] = [[] for _ in plan.entries]

@@ -49,7 +49,7 @@ class MTPDrafter:
     Args:
         model: the stage.
         cache: KV cache of the stage; its last layer is the MTP layer.
-        sampler: samples drafted tokens as it samples tokens.
+        sampler: samples drafted tokens with the sampling parameters of their sequences.
     """
 
     def __init__(self, model: nn.Module, cache: KVCacheManager, sampler: Sampler, device: torch.device):

@@ -90,10 +90,10 @@ class Sampler:
         return [next(forbidden) if row.mask else None for row in rows]
 
     def _relax(self, logits_V: torch.Tensor, row: SampledRow, forbidden_V: Mask, largest: float) -> torch.Tensor | None:
-        """Logits of a row whose logits processors and mask leave no token; None if they forbid every token.
+        """Process a row again in which no token is left, with tokens allowed that the model itself gives -inf. Returns its logits;
+        None if its logits processors and mask together forbid every token.
 
-        Tokens that the model itself forbids are allowed. No constraint is dropped, with one exception: ``min_tokens`` yields to a
-        mask, as a complete structured output must be able to end.
+        No constraint is dropped, with one exception: ``min_tokens`` yields to a mask, as a complete structured output must be able to end.
 
         Args:
             largest: the largest of the processed logits: -inf, or NaN.

@@ -29,8 +29,8 @@ class SpmdExecutor:
     """Executor on rank 0; see ``labinfer.engine.executor.Executor``. The other ranks run ``follow``.
 
     Args:
-        pipeline: None if there is one stage; its results then come straight from this rank's worker.
-        model: index of the model in the group.
+        pipeline: links between stages; None if there is one stage, whose results come straight from this rank's worker.
+        model: index of the model among all models that the ranks have loaded.
         on_end: called when a run ends, before the ranks are told.
     """
 
@@ -49,7 +49,7 @@ class SpmdExecutor:
         self._recorder, self._model, self._on_end = recorder, model, on_end
         self._results: deque[BatchResult | ResultArrival] = deque()
         self._num_launched = 0
-        """Number of launched plans that this rank has not run yet. On a later stage it has to wait for activations first."""
+        """Number of launched plans that this rank has not run yet: a rank on a later stage first waits for activations."""
 
     def launch(self, plan: BatchPlan) -> None:
         with self._recorder.slice("broadcast", plan):

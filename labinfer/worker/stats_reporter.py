@@ -24,7 +24,7 @@ class StatsReporter:
     """Statistics of this rank since the last report.
 
     Args:
-        pipeline: None if there is one stage.
+        pipeline: links between stages; None if there is one stage.
         energy: counters of energy that this rank reads.
         offload: None if all experts are in memory.
     """

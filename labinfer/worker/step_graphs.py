@@ -69,7 +69,7 @@ class StepGraphs:
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
         self._row_bytes, self._program_bytes = 0.0, 0  # bytes of a graph, per row and fixed: maxima so far
         self._most_sequences = MAX_SEQUENCES
-        """Maximum number of sequences of a step to capture: half of the number in a step that could not be captured."""
+        """Maximum number of sequences of a step to capture. A capture that fails lowers it to half of the step's sequences."""
         self._seen: set[tuple[int, ...]] = set()  # keys of steps with several rows of one sequence, seen once
         self._steps: dict[tuple[int, ...], CapturedStep | None] = {}
         """Captured steps by ``graph_key``, least recently used first; None for a step that cannot be captured."""
