@@ -10,12 +10,13 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 POLL_SECONDS = 0.5
-"""Seconds between two checks of a waiting thread whether the lock's holder has ended without releasing it."""
+"""Interval in seconds at which a waiting thread checks whether the lock's holder has ended without a release."""
 
 
 class CallLock:
-    """A lock that a generator holds between its items, too. If the caller abandons the generator before its end, the next
-    call of the same thread, or of any thread once that one has ended, closes the generator and takes the lock.
+    """A lock for calls and generators. A generator holds it until its end, also between two items. If the caller
+    abandons the generator, the next call of the same thread closes it and takes the lock; once that thread has ended,
+    so does a call of any other thread.
 
     Args:
         name: name of the locked object, for error messages.
@@ -64,7 +65,7 @@ class CallLock:
     def _enter(self, mine: tuple[threading.Thread, Generator | None]) -> None:
         timeout = 0.0
         while not self._lock.acquire(timeout=timeout):
-            with self._takeover:  # one thread at a time
+            with self._takeover:  # only one waiting thread closes the generator
                 if self._may_take_over():
                     self._holder = mine
                     return
@@ -80,6 +81,6 @@ class CallLock:
         try:
             if holder[1] is not None:
                 holder[1].close()
-        except ValueError:  # the generator is running: it has called this function
+        except ValueError:  # ``close`` of a running generator: this call comes from inside it
             raise UserError(f"this {self._name} cannot be called from within its own callback") from None
         return True

@@ -8,8 +8,8 @@ from labinfer.base.errors import UserError
 
 
 class ForkGuard:
-    """Remembers the first process that used an LLM. Threads of torch and of the compiled functions do not survive a
-    fork."""
+    """Remembers the process that used an LLM first, and refuses its forks: threads of torch and of the compiled
+    functions do not survive a fork."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -138,7 +138,7 @@ class LLM:
         speculation = options.scheduler.speculative_config
         channel = others[0]._parts.channel if others and not others[0].is_spare else None
         with self.group.raise_on_all_ranks():
-            if self.is_rank0:  # reject unusable files before anything is loaded
+            if self.is_rank0:  # reject unusable files before weights are loaded
                 choose_format(options.model.response_template, None, "")
                 make_proposer = find_proposer(speculation) if speculation and not speculation.model else None
         built, self.files = build_rank(self.group, options, on_progress, channel, shares_channel=bool(others))
@@ -146,7 +146,8 @@ class LLM:
         device = parts.layout.devices[self.group.rank] if parts else DeviceName("cpu")
         self.use_device: Callable[[], Any] = partial(use_device, device)
         """Makes this rank's device the calling thread's current device. A thread other than the constructor's calls it before steps.
-        No method of this object: with such a reference to itself, weights would stay until garbage is collected."""
+        It refers to the device only, not to this object: a reference cycle would keep the weights until the garbage
+        collector runs."""
         self._call_lock, self._closed = CallLock("LLM", self.use_device), False
         self._draft_rank = built if isinstance(built, DraftRank) else None
         if self._draft_rank is not None:
@@ -240,12 +241,12 @@ class LLM:
 
     @property
     def stats(self) -> StatsReporter:
-        """Counters of this rank."""
+        """Reporter of this rank's statistics."""
         return self._parts.stats
 
     @property
     def report(self) -> RunReport:
-        """Statistics of the last run; on rank 0 only."""
+        """Report with the statistics of the current or last run; on rank 0 only."""
         return self._runner.report
 
     def record_steps(self, num_slices: int) -> None:
@@ -396,8 +397,8 @@ class LLM:
             self.group.close(patient=self.is_spare)
 
     def unload(self) -> None:
-        """Free weights and KV cache, but stay in the group of ranks. Collective. The group's ``end_splits`` must
-        follow."""
+        """Free weights and KV cache, but stay in the group of ranks. Collective. Afterwards the caller must call the
+        group's ``end_splits``."""
         with self._call_lock.turn():
             self._closed = True
             if self.is_rank0:
@@ -447,21 +448,22 @@ class LLM:
         return requests
 
     def _gather(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> list | None:
-        """Return the outputs of a call in the order of its requests; None on ranks other than 0."""
+        """Run the requests that ``make`` returns by ``run``, and return their outputs in the order of the requests;
+        None on ranks other than 0."""
         self.check_usable()
         outputs = list(self._call_lock.run(self._call(make, run)))
         return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
 
     def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:
-        """Make the requests of a call on rank 0, and yield the outputs of their run; on other ranks, take part in the
-        run."""
+        """On rank 0, make the requests and yield the outputs or deltas that ``run`` yields; on other ranks, take part
+        in the run and yield nothing."""
         if not self.is_rank0:
             follow_all([self])
             return
         try:
             requests = make()
         except BaseException:
-            self._executor.end_run([])  # the other ranks are in this call too
+            self._executor.end_run([])  # the other ranks wait in ``follow_all``
             raise
         yield from run(requests)
 

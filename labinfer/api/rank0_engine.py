@@ -16,7 +16,7 @@ from labinfer.worker.spmd import SpmdExecutor
 
 
 def engine_spec(parts: RankRuntime) -> EngineSpec:
-    """Parameters of the engine, from a model's layout and KV cache capacity. They are equal on every rank."""
+    """Parameters of a model's engine, from its layout and KV cache capacity; equal on every rank."""
     layout = parts.layout
     return EngineSpec(
         **asdict(parts.capacity.sizes),
@@ -48,8 +48,9 @@ def make_rank0_engine(
 
     Args:
         parts: runtime of rank 0.
-        model: index of the model in the group.
-        proposer: drafter for speculative decoding; None without one, or if a draft model drafts.
+        model: index of the model among the models that this group of ranks has loaded.
+        guides: maker of the guides that enforce structured output.
+        proposer: drafter for speculative decoding; None without speculation or with a draft model.
     """
     executor = SpmdExecutor(
         parts.channel,

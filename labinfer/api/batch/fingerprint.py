@@ -19,8 +19,8 @@ CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
-    """Options that affect answers, as JSON by flag. Files are represented by digests. The tokenizer is left out: the
-    model's ``Identity`` includes it."""
+    """Values of the options that affect answers, by flag; a file is represented by its digest. Without the tokenizer,
+    which the model's ``Identity`` includes."""
     chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
     files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
     for name, path in files.items():
@@ -42,7 +42,8 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
 
 
 def input_fingerprint(path: str) -> tuple[dict[str, Any], int | None]:
-    """Size, digest and number of non-blank lines of an input file. For anything but a regular file: ({}, None).
+    """Fingerprint of an input file (its size and digest), and its number of non-blank lines; ({}, None) if it is not a
+    regular file.
 
     Raises:
         OSError: the file cannot be read.

@@ -31,12 +31,12 @@ MAX_REASON = 200
 MAX_WARNINGS = 20
 """Maximum number of warnings of a job; further ones are not logged."""
 MAX_IDS = 1 << 20
-"""Maximum number of ids of simple lines that are remembered to detect duplicates."""
+"""Maximum number of ``id``s of simple lines (``SimpleLine``) that are kept in memory to detect duplicates."""
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """An input line with the outputs of its requests. There is one request, or one per input of an embeddings line."""
+    """An input line of a job and the outputs of its requests: one request, or one per input of an embeddings line."""
 
     number: int
     digest: bytes
@@ -47,12 +47,12 @@ class JobLine:
 
 
 class BatchJob:
-    """Writes exactly one output line per input line, in completion order.
+    """Runs the requests of a job's input lines, and writes exactly one output line per input line, in completion order.
 
     Args:
         defaults: default sampling parameters.
         model_name: value of the ``model`` field in results: the model that runs, whatever model a line requests.
-        fingerprint: fingerprint of the answers.
+        fingerprint: digest of all that the answers depend on, for the output lines.
         as_text: write prompts and answers as readable text instead of JSONL.
     """
 
@@ -73,12 +73,13 @@ class BatchJob:
         self._base_name = os.path.basename(os.path.abspath(model_name))
         self._custom_ids: dict[str, int] = {}  # custom_id to line number
         self._ids: set[str | int] = set()  # ids of simple lines
-        self._warnings: set[str] = set()  # kinds of warnings given
-        self.num_answered = self.num_failed = 0  # counts of lines
-        self._allowed_tokens = 0  # sum of ``max_tokens`` of answered lines, as far as their contexts have room
+        self._warnings: set[str] = set()  # kinds of warnings that were logged
+        self.num_answered = self.num_failed = 0  # numbers of lines
+        self._allowed_tokens = 0  # sum of ``max_tokens`` of answered lines, each limited by the context length
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
-        """Run the job to the end of its input. ``check`` may raise ``Interrupted``; finished lines are written by then."""
+        """Run the job to the end of its input. ``check`` is called in every step; if it raises ``Interrupted``, the
+        output has all lines that were finished before."""
 
         def each_step() -> None:
             check()
@@ -119,14 +120,14 @@ class BatchJob:
             if line is None:
                 yield None
                 continue
-            each_line()  # many consecutive lines may be invalid
+            each_line()  # no step runs while line after line is invalid
             number, text = line
             digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
             ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
-            first, comes_again = self._first_line(number, ids[0]), self._comes_again(ids[1])
+            first, is_duplicate = self._first_line(number, ids[0]), self._is_duplicate(ids[1])
             if self._is_done(number, digest):
                 continue
-            if comes_again:
+            if is_duplicate:
                 self._warn(number, f"its id {ids[1]!r:.40} is a duplicate of an earlier line; make ids unique", "id")
             if isinstance(text, LongLine):
                 message = f"the line has {text.num_bytes} bytes, more than --max-line-size; shorten it"
@@ -155,7 +156,7 @@ class BatchJob:
         if asked not in (None, self._model_name) and os.path.basename(asked) != self._base_name:
             self._warn(number, f"model {asked!r:.80} requested, using {self._model_name!r}", "model")
 
-    def _comes_again(self, own_id: str | int | None) -> bool:
+    def _is_duplicate(self, own_id: str | int | None) -> bool:
         """Whether an earlier simple line has this ``id``. Only the first ``MAX_IDS`` ids are checked."""
         if own_id in self._ids:
             return True
@@ -164,19 +165,20 @@ class BatchJob:
         return False
 
     def _warn(self, number: int, text: str, kind: str) -> None:
-        """Log a warning about a line, unless there was one of this ``kind``."""
+        """Log a warning about input line ``number``, unless a warning of this ``kind`` was logged before."""
         if kind not in self._warnings and len(self._warnings) < MAX_WARNINGS:
             self._warnings.add(kind)
             self._progress.close()
             logger.warning("line %d: %s (shown once)", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
-        """Write an error record for a line that is invalid. ``ids`` come from ``read_ids``."""
+        """Write the error record of input line ``number``, which is invalid or has failed. ``ids`` are its
+        ``custom_id`` and ``id``, see ``read_ids``."""
         self._write(error_record(number, *ids, message), number, digest)
         self.num_failed += 1
 
     def _write(self, record: dict[str, Any], number: int, digest: bytes, parsed: ParsedLine | None = None) -> None:
-        """Write the output record of a line.
+        """Write the output record of input line ``number``.
 
         Args:
             parsed: the parsed line; None if it is invalid.
@@ -189,7 +191,7 @@ class BatchJob:
             self._output.write(record, number, digest, failed=parsed is None)
 
     def _is_done(self, number: int, digest: bytes) -> bool:
-        """Whether an earlier run of the job has answered the line.
+        """Whether an earlier run of the job has answered input line ``number``.
 
         Raises:
             UserError: line ``number`` had another digest in that run.
@@ -202,8 +204,8 @@ class BatchJob:
         return before is not None
 
     def _first_line(self, number: int, custom_id: str | None) -> int:
-        """Number of the first line with this ``custom_id``; the line's own ``number`` if it is the first, or has no
-        ``custom_id``."""
+        """Number of the first input line with this ``custom_id``: ``number`` itself if no earlier line has it, or if it
+        is None."""
         return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
 
     @staticmethod

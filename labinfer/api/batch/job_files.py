@@ -47,8 +47,8 @@ class JobFiles:
         """Open the files of a job.
 
         Raises:
-            UserError: a file cannot be read or written, is named by two options, or has content that the job would
-                overwrite.
+            UserError: a file cannot be read or written, is named by two options, or is an output file whose content the
+                job would overwrite.
         """
         reader = JsonlReader(job.input, job.max_line_size << 20) if job.input else None
         others = {"--input": job.input, "--trace": options.observe.trace}

@@ -26,7 +26,7 @@ class JobOutput:
     """The output of a job (a file with a journal, or standard output).
 
     Args:
-        others: other files of the run, by the option that names them.
+        others: maps the option of each other file of the run to its path.
         given: values that the answers depend on in addition to the model, by kind (input, options) and name;
             ``--resume`` refuses any difference.
 
@@ -38,7 +38,7 @@ class JobOutput:
         self._path, self._others, self._given = job.output, others, given
         self._retry_errors = job.retry_errors
         self.digests: dict[int, bytes] = {}
-        """Line number to digest, of the input lines that have an output line."""
+        """Maps the number of each input line that has an output line to the digest of the input line."""
         self.num_failed = 0
         """Number of ``digests`` whose output line is an error."""
         is_file = job.output not in ("", STANDARD) and (not os.path.exists(job.output) or os.path.isfile(job.output))
@@ -58,10 +58,11 @@ class JobOutput:
             on_error.pop_all()
 
     def begin(self, model: Identity, run: RecordedRun | None = None) -> None:
-        """Start writing: append if the job is resumed, otherwise empty the file.
+        """Begin the output: append to the file if the job is resumed, otherwise empty it.
 
         Args:
-            run: the run, as ``launch.py verify`` needs it; None for a server's batch, which it cannot verify.
+            run: record of the run, from which ``launch.py verify`` recomputes lines; None for a batch of a server,
+                which cannot be verified.
 
         Raises:
             UserError: the job was begun with another model or, with ``--reproducible``, with another fingerprint.
@@ -114,7 +115,10 @@ class JobOutput:
         return OutputFile(self._path or STANDARD, "--output", self._others)
 
     def _check_empty(self, wants_more: bool) -> None:
-        """Check that the output file has no answers yet.
+        """Check that the output file is empty.
+
+        Args:
+            wants_more: whether ``--resume`` is given but the journal is missing; the error then says so.
 
         Raises:
             UserError: the output has answers of an earlier run.
@@ -158,7 +162,7 @@ class JobOutput:
         """Check that a resumed job with --reproducible has the fingerprint with which it was started.
 
         Raises:
-            UserError: a part of the fingerprint differs, so that the bits would, too.
+            UserError: a part of the fingerprint differs, so that the bits of the answers would differ.
         """
         if not now.reproducible:
             return
@@ -171,7 +175,7 @@ class JobOutput:
 
     @property
     def _end(self) -> int:
-        """Length in bytes of the output up to its last journaled line."""
+        """Length in bytes of the output up to the end of the last line that the journal records."""
         return self._journal.entries[-1].end if self._journal.entries else 0
 
     def _cut(self) -> None:
@@ -183,8 +187,8 @@ class JobOutput:
         return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
 
     def _leave_out_failed(self) -> None:
-        """Rewrite output and journal without the lines that have failed. The journal is replaced first; it names the
-        new output file. If the process dies in between, the next run completes the replacement."""
+        """Rewrite output and journal without the lines that have failed. The new journal, which names the new output
+        file, is put in place first. If the process dies before the output follows, the next run replaces it."""
         if not any(entry.failed for entry in self._journal.entries):
             return
         header, begin, end = dict(self._journal.header), 0, 0

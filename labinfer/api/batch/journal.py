@@ -77,7 +77,7 @@ class Journal:
             ) from None
         except OSError:
             pass  # a file system without locks
-        if os.fstat(self._fd).st_nlink == 0:  # unlinked by another run between open and lock
+        if os.fstat(self._fd).st_nlink == 0:  # another run has removed the file between open and lock
             raise UserError(f"--output {output}: another job was just checking it; try again")
         self.header: dict[str, Any] | None
         """Options, input and model of the run that began the journal; None if it is empty."""
@@ -112,7 +112,7 @@ class Journal:
             OSError: writing failed; the old content remains.
         """
         new = Path(self.path + ".new")
-        new.unlink(missing_ok=True)  # left by a run that died at this point
+        new.unlink(missing_ok=True)  # left by a run that died before the replacement below
         line = _header_line(header)
         new.write_bytes(line + b"".join(map(_record, entries)))
         fd = os.open(new, os.O_RDWR | os.O_APPEND)
@@ -142,7 +142,8 @@ class Journal:
 
 
 def read_journal(path: str) -> tuple[dict[str, Any] | None, list[JournalEntry], int]:
-    """Header, entries, and length of the header in bytes, of a journal file; (None, [], 0) if no line was begun.
+    """Header, entries, and length of the header in bytes, of a journal file; (None, [], 0) if its header is missing or
+    truncated.
 
     Raises:
         UserError: the file is not a journal of this version.

@@ -41,11 +41,11 @@ class JobProgress:
 
     @property
     def is_for_machines(self) -> bool:
-        """Whether progress is printed as JSON lines. The last line has the final counts."""
+        """Whether progress is printed as JSON lines, of which the last one has the final counts."""
         return self._form == "jsonl"
 
     def due(self) -> bool:
-        """Whether enough time has passed since the last ``show``."""
+        """Whether enough time has passed since the last ``show`` to call it again."""
         if self.is_for_machines:
             return self._clock() - self._last >= JSONL_SECONDS
         return self._form == "auto" and self._line.due()

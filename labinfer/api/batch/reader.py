@@ -16,14 +16,14 @@ from labinfer.observe.output_file import STANDARD
 STANDARD_INPUT = 0
 MAX_LINES_AHEAD = 1024
 MAX_BYTES_AHEAD = 1 << 26
-"""Maximum bytes, and lines, that are read ahead; one line is always read."""
+"""Maximum number of lines, and of their bytes, that are read ahead of the job; a single line may be longer."""
 CHUNK_BYTES = 1 << 16
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LongLine(NamedTuple):
-    """A line that exceeds the maximum length; its text is dropped."""
+    """An input line that exceeds the maximum length: only its length is kept."""
 
     num_bytes: int
 

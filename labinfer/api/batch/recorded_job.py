@@ -209,10 +209,11 @@ def _reported_output(path: str) -> str:
 
 
 def _find(recorded: str, near: str, what: str) -> str:
-    """Path of a file: as it was recorded, or else beside the file ``near``, if both were moved together.
+    """Path of a file of the job: the ``recorded`` path, or else a file of that name beside ``near``, as the files may
+    have been moved together. ``what`` names the file in the error.
 
     Raises:
-        UserError: the file is at neither place.
+        UserError: the file is in neither place.
     """
     if os.path.isfile(recorded):
         return recorded

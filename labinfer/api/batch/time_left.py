@@ -19,7 +19,7 @@ class TimeLeft:
     def __init__(self, clock: Clock):
         self._clock = clock
         self._begin = self._last = clock()
-        self._started: dict[int, float] = {}  # by ``seq_id``: time of the last estimate before the answer was seen
+        self._started: dict[int, float] = {}  # ``seq_id`` to the time of the last estimate before the answer began
 
     def estimate(
         self,
@@ -50,7 +50,7 @@ class TimeLeft:
         tokens_per_line = (generated_tokens + sum(remaining)) / max(1, num_answered + load.num_running_requests)
         tokens_left = sum(remaining) + tokens_per_line * max(0, num_lines_left - load.num_running_requests)
         seconds = tokens_left * (now - self._begin) / generated_tokens
-        speed = max(  # of the fastest answer: the others ran for a part of the time only
+        speed = max(  # of the fastest answer: others may have begun later than ``_started`` says
             (answer.num_tokens / max(now - self._started[answer.seq_id], 1e-9) for answer in load.running_answers),
             default=0.0,
         )
@@ -61,8 +61,8 @@ def _remaining_tokens(answer: RunningAnswer, used: float) -> float:
     """Expected number of tokens that a running answer will still generate.
 
     Args:
-        used: fraction of ``max_tokens`` that answered lines have used. An answer that is longer than that already is
-            expected to double its length.
+        used: fraction of ``max_tokens`` that answered lines have used, from which the length of this answer is
+            predicted. An answer that is already longer is expected to double its length.
     """
     expected = used * answer.max_tokens
     if answer.num_tokens < expected:

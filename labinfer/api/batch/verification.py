@@ -36,16 +36,17 @@ class RecomputedLines:
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Output lines by the number of their input line, as a file of JSON lines would have them."""
     digests: dict[int, bytes] = field(default_factory=dict)
-    """Always empty: no line is answered yet."""
+    """Digests of lines that an earlier run has answered, see ``JobOutput.digests``; always empty here."""
     is_terminal: bool = False
 
     def write(self, record: dict[str, Any], number: int, digest: bytes = b"", failed: bool = False) -> None:
-        """Keep an output line."""
+        """Store the output record of input line ``number``."""
         self.records[number] = json.loads(json.dumps(record))
 
 
 def describe_changes(job: RecordedJob, now: Fingerprint, model: Identity) -> dict[str, str]:
-    """Describe what a job's answers depended on and what differs now, by part of the fingerprint; empty if nothing differs.
+    """Describe each part of the fingerprint that differs between the recorded job and now, by the part's name; empty if
+    nothing differs.
 
     Args:
         now: fingerprint of the loaded model, with the sampling defaults of the job.
@@ -61,14 +62,15 @@ def describe_changes(job: RecordedJob, now: Fingerprint, model: Identity) -> dic
 
 
 def _change(before: str, now: str) -> str:
-    """Describe the change of a part of a fingerprint; of several names, only those that differ."""
+    """Describe how a part of a fingerprint changed from ``before`` to ``now``. If the part lists names, only names that
+    differ are shown."""
     old, new = before.split(SEPARATOR), now.split(SEPARATOR)
     gone, added = ([name for name in own if name not in other] for own, other in ((old, new), (new, old)))
     return f"was {SEPARATOR.join(gone) or NOTHING}, is {SEPARATOR.join(added) or NOTHING}"
 
 
 def check_complete(lines: Sequence[RecordedLine], output: str) -> None:
-    """Check that output lines have all that is compared.
+    """Check that every recorded output line has the token ids or embeddings that ``find_difference`` compares.
 
     Raises:
         UserError: a line has no token ids, or is not an output line of a job.
@@ -111,7 +113,7 @@ def find_difference(recorded: dict[str, Any], new_record: dict[str, Any]) -> Dif
 
 
 def count_compared(record: dict[str, Any]) -> tuple[int, int]:
-    """Numbers of tokens, and of tokens with log-probabilities, of an output line."""
+    """Number of compared tokens of an output line, and how many of these have log-probabilities."""
     choices = [] if _vectors(record) else _choices(record)
     return sum(len(choice["token_ids"]) for choice in choices), sum(len(_logprobs(choice)) for choice in choices)
 
