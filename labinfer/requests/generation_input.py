@@ -34,16 +34,16 @@ class GenerationInput:
     model: str | None = None
     echo: bool = False
     prompt_alone: bool = False
-    """Whether to drop the generated token (``max_tokens=0`` with ``echo``). One token is generated nevertheless, as in
-    vLLM."""
+    """Whether the response has only the prompt (``max_tokens=0`` with ``echo``). One token is generated and dropped, as
+    in vLLM."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
     tool_use: ToolUse = ToolUse()
     include_reasoning: bool = True
-    """Whether the answer includes the reasoning."""
+    """Whether the response includes the reasoning."""
     return_drafted: bool = False
-    """Whether the answer lists its tokens, each with whether it was drafted."""
+    """Whether the response lists the tokens of each answer, and whether each was an accepted draft token."""
     warnings: tuple[str, ...] = ()
     """Descriptions of fields or keywords of the input that were ignored."""
     priority: int = 0
@@ -55,7 +55,7 @@ class GenerationInput:
 
     @property
     def prompt(self) -> Prompt:
-        """The only prompt, for inputs that have exactly one."""
+        """The prompt of an input that has exactly one."""
         (prompt,) = self.prompts
         return prompt
 
@@ -92,7 +92,7 @@ def read_chat(body: ChatBody, defaults: SamplingParams) -> GenerationInput:
 
 
 def _check_neutral(body: OpenAIBody) -> None:
-    """Check that unsupported fields have a neutral value, as listed in ``NEUTRAL_VALUES``.
+    """Check that each unsupported field of ``body`` is null or has one of its ``NEUTRAL_VALUES``, which have no effect.
 
     Raises:
         UserError: an unsupported field has another value.
@@ -103,7 +103,7 @@ def _check_neutral(body: OpenAIBody) -> None:
         value = getattr(body, name)
         is_neutral = any(
             value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]
-        )  # 1 must not pass as True
+        )  # 1 == True in Python, but true is not a neutral value
         if value is not None and not is_neutral:
             instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else "leave it out"
             raise UserError(f"{name}={value!r:.60} is not supported; {instead}")
@@ -121,7 +121,7 @@ def _read(
     if max_tokens is None:
         max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
     elif body.max_tokens is not None:
-        check_max_tokens("max_tokens", body.max_tokens)  # although max_completion_tokens takes precedence
+        check_max_tokens("max_tokens", body.max_tokens)  # checked even if max_completion_tokens takes precedence
     prompt_alone, has_format = bool(body.echo) and max_tokens == 0, body.structured_outputs is None
     if max_tokens is not None and not prompt_alone:
         check_max_tokens(max_tokens_field, max_tokens)

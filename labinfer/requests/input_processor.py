@@ -29,7 +29,7 @@ from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
-"""Chat template variables for the length of the reasoning and the length of the answer."""
+"""Names of the chat template variables for the length of the reasoning and the length of the answer."""
 
 
 class InputProcessor:
@@ -68,7 +68,7 @@ class InputProcessor:
         self.tokenizing = TokenizingProcess(
             directory, response_template, max_prompt_tokens, chat_template, self.tokenizer_digest
         )
-        """Worker process for long prompts, which would block other requests."""
+        """Worker process that tokenizes long prompts; in this process they would block other requests."""
 
     def process(
         self,
@@ -115,8 +115,8 @@ class InputProcessor:
         )
 
     def read(self, key: Any, given: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
-        """Make the engine request of a prompt in any form that Python callers may use; also check its structured-output
-        grammar. Not thread-safe.
+        """Make the engine request of a prompt in any form that Python callers may use (``PromptLike``), and check its
+        structured-output grammar. Not thread-safe.
 
         Args:
             fields: as in ``process``; those of a dictionary prompt take precedence.
@@ -153,7 +153,7 @@ class InputProcessor:
         self.tokenizing.close()
 
     def _force_call(self, tool_use: ToolUse, sampling: SamplingParams) -> SamplingParams:
-        """Constrain the answers to the tool calls that ``tool_choice`` forces."""
+        """Copy of ``sampling`` whose structured output is the grammar of the tool calls that ``tool_choice`` forces."""
         if sampling.structured_outputs is not None:
             raise UserError(
                 "tool_choice forces a tool call and cannot be combined with structured_outputs or "
@@ -170,7 +170,8 @@ class InputProcessor:
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 
     def _bound_reasoning(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
-        """Limit the reasoning to ``thinking_budget`` tokens, if the model ends its reasoning with a special token."""
+        """Copy of ``sampling`` with a logits processor that limits the reasoning to the prompt's ``thinking_budget``.
+        Unchanged if no special token ends the model's reasoning."""
         tokenizer = self.need_tokenizer()
         delimiters = tokenizer.reply_format and tokenizer.reply_format.reasoning
         parser = tokenizer.reply_parser(token_ids, [])
@@ -188,11 +189,12 @@ class InputProcessor:
         own = [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing, calls]
         budget = {
             THINKING_BUDGET: own
-        }  # both before and after other processors: one that keeps only likely tokens would forbid the closing mark
+        }  # both before and after other processors: one that keeps only likely tokens would mask the closing mark
         return msgspec.structs.replace(sampling, logits_processors=budget | sampling.logits_processors | budget)
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
-        """Grammar rules for text that a chat reply may have before its structured output, such as reasoning."""
+        """Grammar rules for the text that may precede the structured output of a chat reply, such as reasoning; "" for
+        none."""
         tokenizer = self.need_tokenizer()
         parser = tokenizer.reply_parser(prompt_token_ids, tool_use.offered)
         if parser is None:
@@ -211,7 +213,7 @@ class InputProcessor:
         if verbosity is not None and tokenizer.template_reads(VERBOSITY, tools):
             variables.setdefault(VERBOSITY, verbosity)
         unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
-        for name in unread:  # clients send them to models without reasoning, too
+        for name in unread:  # drop, not refuse: clients send them to models without reasoning, too
             variables.pop(name, None)
         if effort is None:
             return variables
@@ -223,7 +225,11 @@ class InputProcessor:
         return known | variables
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Tokenize a prompt. Raises like ``process``."""
+        """Token ids of a prompt.
+
+        Raises:
+            UserError: the prompt cannot be tokenized.
+        """
         return self._encode(prompt)[1]
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -235,7 +241,7 @@ class InputProcessor:
         return text, source.encode_rendered(text, tokenizer, self._max_prompt_tokens)
 
     def encode_text(self, text: PromptText) -> list[int]:
-        """Tokenize a prompt that ``prompt_text`` has prepared."""
+        """Token ids of a prompt that ``prompt_text`` has prepared."""
         return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
 
     def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
@@ -274,7 +280,7 @@ class InputProcessor:
         return self.tokenizer.digest if self.tokenizer is not None else ""
 
     def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; for prompts that need one.
+        """Return the tokenizer, for a prompt or request that cannot do without.
 
         Raises:
             UserError: the checkpoint has none.

@@ -15,7 +15,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import OTHER_NAMES, sampling_parameters
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Pattern of the field's name in a message of msgspec about an invalid field."""
+"""Pattern of a message of msgspec about an invalid field; the group is the field's name."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
 WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
 """Pattern of a message of msgspec about a value that is not in an enumeration; the group is the path of the value."""
@@ -30,14 +30,15 @@ MAX_TEXT = 300
 MAX_IGNORED = 16
 """Maximum number of unknown fields that are ignored in a body; the body is decoded once more for each of them."""
 SMALL_BYTES = 1 << 16
-"""Length in bytes up to which every body is decoded within milliseconds."""
+"""Length in bytes up to which a body is decoded without ``check_num_values``: any such body takes only milliseconds."""
 MAX_PARTS = 1 << 18
 """Maximum number of objects, arrays and keys in a body. They are the most expensive to decode, at some 0.5 µs each."""
 MAX_ITEMS = 1 << 20
 """Maximum number of commas in a body, which is about its number of items and keys. A prompt of a million token ids is
 allowed."""
 COUNTED = b"{[:,"
-"""Bytes that are counted outside of strings: each begins an object or an array, or follows a key or an item."""
+"""JSON bytes that ``check_num_values`` counts outside of strings: each begins an object or an array, or follows a key
+or an item."""
 UNCOUNTED = bytes(set(range(256)) - {*COUNTED, *b'"'})
 SCAN_BYTES = 1 << 20
 """Number of bytes that are scanned at a time, to bound the memory of the scan."""
@@ -105,7 +106,7 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
     """
     data = bytes(data)
     if _fits(*_count_values(data)):
-        return  # upper bound: includes bytes in strings
+        return  # this count is an upper bound, as it includes bytes in strings
     data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
     num_parts, num_items, in_string = 0, 0, False
     for begin in range(0, len(data), SCAN_BYTES):
@@ -132,7 +133,7 @@ def _fits(num_parts: int, num_items: int) -> bool:
 
 
 def _describe(text: str, kind: type) -> WrongBody:
-    """Convert a message of msgspec to an error. Names from the body are escaped and shortened."""
+    """Convert ``text``, a message of msgspec, to an error. Names from the body are escaped and shortened."""
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:MAX_TEXT]
     )
@@ -150,7 +151,8 @@ def _describe(text: str, kind: type) -> WrongBody:
 
 
 def _wrong_entry(text: str, kind: type, value: Any) -> str:
-    """Suffix for the error text that names the invalid key, if the message is about an entry of a map; otherwise ""."""
+    """If ``text`` (a message of msgspec) is about an entry of a map: text that names the invalid key, to append to
+    ``text``. Otherwise ""."""
     place = WRONG_ENTRY.search(text)
     name = place and (place[1] or place[2])
     types = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -202,13 +204,14 @@ def _move_parameters(value: Any, kind: type) -> bool:
     if not isinstance(value, dict) or PROCESSORS not in kind.__struct_fields__:
         return False
     own = {name: value.pop(name) for name in sampling_parameters() if name in value}
-    if own and isinstance(given := value.get(PROCESSORS) or {}, dict):  # the next decode refuses another type
+    if own and isinstance(given := value.get(PROCESSORS) or {}, dict):  # any other type is refused by the next decode
         value[PROCESSORS] = given | {name: number for name, number in own.items() if number is not None}
     return bool(own)
 
 
 def _leave_out(value: Any, unknown: re.Match) -> bool:
-    """Delete the unknown field that a message of msgspec names. Returns whether the field was found."""
+    """Delete from ``value`` the field that ``unknown``, a match in a message of msgspec, names. Returns whether the
+    field was found."""
     name, place = unknown.groups()
     for key, index in STEP.findall(place or ""):
         try:
@@ -219,7 +222,7 @@ def _leave_out(value: Any, unknown: re.Match) -> bool:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Copy of a JSON value in which ints replace floats without a fraction, such as 5.0."""
+    """Copy of a JSON value in which floats without a fraction, such as 5.0, are ints."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) <= 2**53 else value
     if isinstance(value, list):

@@ -40,7 +40,8 @@ from labinfer.text.messages import MAX_MESSAGES, Message
 
 
 class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A line with ``prompt``, ``prompt_token_ids`` or ``messages``, and optionally an ``id``."""
+    """A line in LABInfer's simple format: ``prompt``, ``prompt_token_ids`` or ``messages``, optionally an ``id``, and
+    sampling fields."""
 
     id: str | int | None = None
     prompt: str | None = None
@@ -52,7 +53,7 @@ class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A line of OpenAI's batch input."""
+    """A line in OpenAI's batch input format: a ``body`` for the endpoint ``url``."""
 
     custom_id: str
     method: str
@@ -118,8 +119,8 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
 
 
 def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
-    """Read only the ``custom_id`` (batch line) and the ``id`` (simple line), so that the error record of an invalid
-    line can have them. None if missing."""
+    """Read (``custom_id``, ``id``) of a line that may be invalid otherwise, for its error record: batch lines have the
+    first, simple lines the second. None if missing."""
     try:
         probe = msgspec.json.decode(line, type=_Ids)
         return _convert(probe.custom_id, str), _convert(probe.id, str | int)

@@ -122,7 +122,8 @@ class OfflineRunner:
                     report.workers = self.end()
 
     def _open(self, requests: Iterable[Request | None], streams: bool) -> Iterator[tuple[RequestState, Request] | None]:
-        """Yield (state, request) of each request; None if no request is available yet."""
+        """Yield each request with its new ``RequestState``, as (state, request); None if no request is available
+        yet."""
         for request in requests:
             if request is None:
                 yield None
@@ -132,8 +133,8 @@ class OfflineRunner:
             yield RequestState(request, self._tokenizer, streams, self._clock), request
 
     def _advance(self, step: StepOutputs, streams: bool) -> tuple[list[Delta], Outputs]:
-        """Apply the outputs of a step to the requests' states. Returns the deltas, and the outputs of the requests that
-        the step has finished."""
+        """Apply the updates of a step to the requests' states. Returns the deltas if ``streams``, and the outputs of
+        the requests that the step has finished."""
         deltas, outputs = [], []
         for state, update in step:
             self.report.generated_tokens += len(update.token_ids)

@@ -19,7 +19,8 @@ from labinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What an answer has gained since its last delta. The texts of all its deltas, joined, are its whole text."""
+    """New text and tokens of an answer since its last delta. The texts of all deltas of an answer, joined, are its
+    whole text."""
 
     key: Any
     index: int
@@ -125,9 +126,9 @@ class CompletionState:
     error: str = ""
     """Reason why the engine aborted the answer; see ``Completion``."""
     num_taken: int = 0
-    """Number of tokens that were already returned in deltas."""
+    """Number of tokens of the answer that deltas have returned."""
     num_dropped: int = 0
-    """Number of leading tokens whose logprobs were freed."""
+    """Number of first tokens of the answer whose logprobs were freed."""
     drafted: list[bool] = field(default_factory=list)
     """Whether each token of the answer is an accepted draft token."""
     num_drafted: int = 0
@@ -224,7 +225,7 @@ class RequestState:
         answer, now = self.answers[update.index], self._clock()
         if not self.request.pooling:
             answer.first_token_time = answer.first_token_time or now
-        if update.index == 0 and not answer.token_ids:  # a resumed answer finds its own tokens in the cache too
+        if update.index == 0 and not answer.token_ids:  # not of a resumed answer, whose own tokens are hits, too
             self.num_cached_tokens = update.num_cached_tokens
         answer.num_drafted += update.num_drafted
         answer.num_accepted += update.num_accepted
@@ -240,13 +241,13 @@ class RequestState:
         self._beams, self.embedding = update.beams, update.embedding
         stopped = self._read(answer, update.token_ids)
         if stopped:
-            answer.finish_reason = FinishReason.STOP  # overrides a finish by length
+            answer.finish_reason = FinishReason.STOP  # a stop string takes precedence over the length limit
         if answer.finish_reason is not None:
             answer.end_time = now
         return stopped
 
     def take_delta(self, index: int, drops_logprobs: bool = False) -> Delta:
-        """Return what an answer has gained since the last call.
+        """Return the new text and tokens of the answer ``index`` since the last call for it.
 
         Args:
             drops_logprobs: whether to free the logprobs that this delta returns; only if ``output`` need not have them.
@@ -273,7 +274,8 @@ class RequestState:
         )
 
     def output(self) -> RequestOutput | EmbeddingOutput:
-        """Make the output: all answers, or the embedding of a pooling request. Call it once all answers are done."""
+        """Output of the request: all answers, or the embedding of a pooling request. Call it once the request is
+        done."""
         sampling = self.request.sampling
         if self.request.pooling:
             return EmbeddingOutput(self.request.key, self.prompt_token_ids, self.embedding, self.num_cached_tokens)
@@ -362,8 +364,8 @@ class RequestState:
         return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
     def _num_text_tokens(self, answer: CompletionState) -> int:
-        """Number of tokens that belong to the answer's text: all but the last one, if it is a visible stop token that
-        must not be included."""
+        """Number of the answer's tokens that belong to its text: all, or all but the last one if that is a visible stop
+        token that the request excludes."""
         sampling = self.request.sampling
         shows = self._ended_by_token(answer) or (
             not sampling.skip_special_tokens and answer.finish_reason is FinishReason.STOP

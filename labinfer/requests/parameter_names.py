@@ -12,7 +12,7 @@ from labinfer.requests.openai.response_body import ResponseBody
 from labinfer.requests.protocol import ChatBody, CompletionBody
 
 BODIES = (SimpleLine, CompletionBody, ChatBody, ResponseBody, MessageBody)
-"""Structs of bodies and lines in which plugins' logits processors have fields."""
+"""Schemas of HTTP bodies and JSONL lines that accept the parameters of plugins' logits processors as fields."""
 
 
 def check_registration(name: str, part: Any, details: dict[str, Any]) -> None:

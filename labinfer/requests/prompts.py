@@ -17,7 +17,7 @@ TOOL_KEYS = ToolUse.__struct_fields__
 VariableName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$(?!\n)")]
 VariableValue = bool | int | float | Annotated[str, msgspec.Meta(max_length=1024)] | None
 TemplateKwargs = Annotated[dict[VariableName, VariableValue], msgspec.Meta(max_length=16)]
-"""Variables of a chat template, by name."""
+"""Type of the values of chat template variables, by variable name."""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 
@@ -48,7 +48,8 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def ending(self) -> Ending:
-        """Where the text of the conversation ends."""
+        """End of the prompt that the chat template makes: inside the last message, after it, or at the beginning of an
+        answer."""
         if self.continue_final_message:
             return "in message"
         return "behind message" if self.add_generation_prompt is False else "before answer"
@@ -137,7 +138,7 @@ def check_template_use(template_use: TemplateUse, key: str) -> None:
 
 
 def only_key(given: dict[str, Any]) -> str:
-    """Return the key among ``PROMPT_KEYS`` that has a value; exactly one must have one.
+    """Return the key in ``PROMPT_KEYS`` for which ``given`` has a value.
 
     Raises:
         UserError: no key has a value, or several keys have one.

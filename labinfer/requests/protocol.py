@@ -64,13 +64,13 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "chat_template": [],
     "documents": [[]],
 }
-"""Accepted values of fields that are not supported, first OpenAI's, then vLLM's. With these values a field has no
-effect; null is always accepted."""
+"""Maps each unsupported field (first OpenAI's, then vLLM's) to the values with which it is accepted, as they have no
+effect. Null is always accepted."""
 
 
 def _bounded(kind: Any, **keywords: Any) -> Any:
-    """Optional type with further JSON schema keywords. They are for documentation: ``SamplingParams`` checks the
-    values, and its errors name the field."""
+    """Optional type ``kind`` with further JSON schema ``keywords``. They only document bounds: ``SamplingParams``
+    checks the values, as its errors name the field."""
     return Annotated[kind | None, msgspec.Meta(extra_json_schema=keywords)]
 
 
@@ -98,7 +98,7 @@ def _texts(name: str) -> Any:
 
 
 JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
-    "seed": int | None,  # any integer: reduced modulo 2**63
+    "seed": int | None,  # any integer; it is reduced modulo 2**63
     "stop": _texts("stop"),
     "bad_words": _texts("bad_words"),
     "logit_bias": _bounded(
@@ -111,8 +111,7 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
     "logprobs": bool | int | None,  # a count; true or false in OpenAI's chat bodies, with top_logprobs
 }
-"""For sampling fields whose type in JSON differs from that in ``SamplingParams``, or that have bounds: the type in
-JSON."""
+"""Maps each field of ``SamplingParams`` that has bounds, or another type in JSON, to its type in JSON."""
 
 
 def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:
@@ -215,15 +214,16 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
 
 
 def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
-    """Make the structured output of a JSON ``schema``, or of any JSON object if it is None. ``field`` is the schema's
-    field in the request; see ``fit_schema``."""
+    """Make the constraint that answers follow a JSON ``schema``, or are any JSON object if it is None. ``field`` is the
+    request field with the schema; for the other arguments see ``fit_schema``."""
     if schema is None:
         return StructuredOutputs(json_object=True)
     return StructuredOutputs(json=fit_schema(schema, field, is_strict, left_out))
 
 
 class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of OpenAI's request bodies. The second group is ignored; for the third see ``NEUTRAL_VALUES``."""
+    """Fields that OpenAI's chat and completion bodies share. Those from ``metadata`` on are ignored; those from
+    ``suffix`` to ``return_tokens_as_token_ids`` may only have their ``NEUTRAL_VALUES``."""
 
     model: str | None = None
     """Served name of the model; None for the default model."""
@@ -249,7 +249,8 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
     def answer_form(self, left_out: list[str]) -> StructuredOutputs | None:
-        """Structured output of the request, from either ``response_format`` or ``structured_outputs``.
+        """Constraint on the output of the request, from either ``response_format`` or ``structured_outputs``; None
+        without either.
 
         Args:
             left_out: list to which a sentence on ignored schema keywords is added.
@@ -267,7 +268,7 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         return json_form(schema, "response_format", named is not None and bool(named.strict), left_out)
 
     supported: ClassVar[tuple[str, ...]] = ()
-    """Names in ``NEUTRAL_VALUES`` of fields that this kind of body supports with any value."""
+    """Fields in ``NEUTRAL_VALUES`` that this kind of body supports, so that they may have any value."""
 
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
@@ -291,8 +292,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     """Variables of the chat template, such as ``enable_thinking``."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """Whether the prompt ends inside the last message, which the model continues; see ``TemplateUse`` (also for
-    ``add_generation_prompt``)."""
+    """Whether the model continues the last message. For this field and ``add_generation_prompt`` see
+    ``TemplateUse``."""
     thinking_token_budget: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] | None = None
     """Maximum number of reasoning tokens; see ``ChatPrompt.thinking_budget``."""
     include_reasoning: bool | None = None
@@ -301,7 +302,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     """Whether the response lists the answer's tokens, each with whether it was an accepted draft token."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
-    """Deprecated names of ``tools`` and ``tool_choice``, see ``ToolUse``."""
+    """``functions`` and ``function_call`` are deprecated names of ``tools`` and ``tool_choice``, see ``ToolUse``."""
 
     prediction: dict | None = None
     """Predicted output of the answer; accepted and ignored."""
@@ -327,7 +328,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return ChatPrompt(messages, tool_use, template_use, self.thinking_token_budget)
 
     def tool_use(self) -> ToolUse:
-        """The fields that concern tools, as one object.
+        """Tools and tool choice of the request, as one object.
 
         Raises:
             UserError: ``tools`` and ``tool_choice`` do not go together.
@@ -335,7 +336,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         return ToolUse(**{name: getattr(self, name) for name in TOOL_KEYS})
 
     def count_logprobs(self) -> int | None:
-        """Number of logprobs in the form of ``SamplingParams``, from ``logprobs`` and ``top_logprobs``.
+        """Value of ``SamplingParams.logprobs`` for ``logprobs`` (a boolean) and ``top_logprobs`` (a number) of a chat
+        request.
 
         Raises:
             UserError: ``logprobs`` is not a boolean, or ``top_logprobs`` is given without it or is out of bounds.
@@ -363,7 +365,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Must equal the model's hidden size, if given."""
+    """Requested length of the vectors; only the model's hidden size is accepted."""
     user: str | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None

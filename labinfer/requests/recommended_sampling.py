@@ -13,8 +13,9 @@ FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
-    """Recommended fields of ``SamplingParams``, and of plugins' sampling parameters. None if the checkpoint recommends
-    greedy decoding (``do_sample`` false): its numbers then apply only when a request asks for sampling.
+    """Values that a checkpoint recommends for fields of ``SamplingParams`` and for plugins' sampling parameters. None
+    if it recommends greedy decoding (``do_sample`` false): its values then apply only to requests that ask for
+    sampling.
 
     Raises:
         UserError: a number is out of bounds.

@@ -18,8 +18,8 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's error type for each HTTP status. Of other statuses, those from 500 on are ``api_error``, those below have
-the type of 400."""
+"""Anthropic's error type for each HTTP status. All other statuses below 500 are ``invalid_request_error``, those from
+500 on ``api_error``."""
 TOO_LONG = "prompt is too long: "
 """Beginning of an error message by which clients recognize that they must shorten the conversation."""
 
@@ -30,7 +30,7 @@ then do so."""
 
 
 class ErrorFacts(ApiObject):
-    """Machine-readable details of an error."""
+    """Machine-readable details of an error: a code, and the request fields that caused it."""
 
     error_code: str
     unsupported: list[str]

@@ -32,9 +32,9 @@ BLOCK_FIELDS = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
-"""Required fields of each type of content block."""
+"""Maps each supported type of content block to its required fields."""
 ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
-"""For block types that are allowed in messages of one role only: that role."""
+"""Maps each type of content block that only messages of one role may have to that role."""
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
@@ -65,7 +65,7 @@ Blocks = Annotated[list[ContentBlock], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 class Turn(msgspec.Struct):
-    """A message of the conversation; unknown keys are ignored."""
+    """A message of the conversation, as Anthropic's API has it; unknown keys are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
@@ -149,8 +149,8 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields from which the prompt is made; the body of ``POST /v1/messages/count_tokens``. The last group of fields is
-    ignored."""
+    """Fields from which the prompt is made; the body of ``POST /v1/messages/count_tokens``. ``cache_control`` and
+    ``context_management`` are accepted and ignored."""
 
     messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -211,7 +211,7 @@ class MessageMetadata(msgspec.Struct):
 
 
 class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/messages``. The last group of fields is ignored."""
+    """Body of ``POST /v1/messages``. Fields after ``thread`` are accepted and ignored."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
     temperature: Temperature = None
@@ -222,7 +222,8 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     """Values for plugins' logits processors, as in ``SamplingParams``. LABInfer's extension of the API."""
     stream: bool | None = None
     thread: Any = None
-    """Always refused, with an error code on which clients act."""
+    """Stored conversation to continue. Any value is refused with the error code ``THREADS_REFUSED``; clients then send
+    the whole conversation."""
 
     diagnostics: Any = None
     metadata: MessageMetadata | None = None
@@ -264,8 +265,8 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
 
 
 def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
-    """Append a message of the conversation in the form of chat templates. Each tool result becomes a message; texts of
-    consecutive user messages are merged."""
+    """Append the message ``turn`` to ``messages``, in the format of chat templates. Each tool result becomes a message;
+    texts of consecutive messages with one role are merged."""
     blocks = turn.blocks()
     if turn.role == "assistant":
         message = MessageBuilder("assistant", _joined(blocks))
@@ -287,7 +288,7 @@ def _add_turn(messages: list[MessageBuilder], turn: Turn) -> None:
 
 
 def _joined(content: str | list[ContentBlock] | None) -> str:
-    """Text of all text blocks of ``content``, joined."""
+    """Texts of all text blocks of ``content``, joined by blank lines; a string is returned unchanged."""
     if content is None or isinstance(content, str):
         return content or ""
     return PARAGRAPHS.join(block.text for block in content if block.type == "text")

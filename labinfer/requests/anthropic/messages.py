@@ -18,20 +18,20 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class TextBlock(ApiObject, tag_field="type", tag="text"):
-    """Text block."""
+    """Content block of a message with text of the answer."""
 
     text: str
 
 
 class ThinkingBlock(ApiObject, tag_field="type", tag="thinking"):
-    """A block with reasoning, in full."""
+    """Content block of a message with the model's reasoning, in full."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBlock(ApiObject, tag_field="type", tag="tool_use"):
-    """A tool call."""
+    """Content block of a message with a tool call; ``input`` has its arguments."""
 
     id: str
     name: str
@@ -70,13 +70,13 @@ class AnthropicMessage(ApiObject, kw_only=True, tag_field="type", tag="message")
 
 
 class TokenCount(ApiObject):
-    """Length of a prompt in tokens."""
+    """Response of ``/v1/messages/count_tokens``: length of a prompt in tokens."""
 
     input_tokens: Count
 
 
 class MessageStart(ApiObject, tag_field="type", tag="message_start"):
-    """First event of a stream."""
+    """First event of a stream: the message, still without content."""
 
     message: AnthropicMessage
 
@@ -89,25 +89,25 @@ class BlockStart(ApiObject, tag_field="type", tag="content_block_start"):
 
 
 class TextDelta(ApiObject, tag_field="type", tag="text_delta"):
-    """Next piece of a text block."""
+    """Data of a ``BlockDelta``: next piece of a text block."""
 
     text: str
 
 
 class ThinkingDelta(ApiObject, tag_field="type", tag="thinking_delta"):
-    """Next piece of a thinking block."""
+    """Data of a ``BlockDelta``: next piece of a thinking block."""
 
     thinking: str
 
 
 class SignatureDelta(ApiObject, tag_field="type", tag="signature_delta"):
-    """Signature of a thinking block, sent at its end."""
+    """Data of a ``BlockDelta``: signature of a thinking block, sent at its end."""
 
     signature: str
 
 
 class InputDelta(ApiObject, tag_field="type", tag="input_json_delta"):
-    """Input of a tool call as JSON text, sent in one piece."""
+    """Data of a ``BlockDelta``: input of a tool call as JSON text, sent in one piece."""
 
     partial_json: str
 
@@ -126,7 +126,7 @@ class BlockStop(ApiObject, tag_field="type", tag="content_block_stop"):
 
 
 class Ending(ApiObject):
-    """Why the answer has ended."""
+    """Stop reason of an answer, and the stop sequence that ended it."""
 
     stop_reason: StopReason
     stop_sequence: str | None
@@ -144,15 +144,15 @@ class MessageStop(ApiObject, tag_field="type", tag="message_stop"):
 
 
 class Ping(ApiObject, tag_field="type", tag="ping"):
-    """Stream event that keeps the connection open."""
+    """Stream event without data, sent at times to keep an idle connection open."""
 
 
 STREAM_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, Ping)
 
 
 class MessageWriter:
-    """Converts the events of a parsed reply to the content of a message, and yields stream events on the way. For the
-    message alone, discard the events.
+    """Builds an Anthropic message from the events of a parsed reply, and yields its stream events on the way. Callers
+    that need only ``message`` discard the stream events.
 
     Args:
         shows_reasoning: whether to include the reasoning.
@@ -164,7 +164,7 @@ class MessageWriter:
         self._shows_reasoning = shows_reasoning
         self._blocks: list[AnswerBlock] = []  # complete blocks
         self._open: type[Reasoning] | type[Content] | None = None
-        self._pieces: list[str] = []  # texts of the open block
+        self._pieces: list[str] = []  # pieces of text of the open block
 
     def begin(self) -> Iterator[ApiObject]:
         """Yield the stream events that precede the first token."""

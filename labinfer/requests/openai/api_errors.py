@@ -22,7 +22,7 @@ DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
 class ErrorDetails(ApiObject):
-    """Message and type of an error, the invalid field, and a machine-readable code."""
+    """Content of OpenAI's error object: message, type, name of the invalid field, and machine-readable code."""
 
     message: str
     type: str
@@ -31,13 +31,13 @@ class ErrorDetails(ApiObject):
 
 
 class ErrorAnswer(ApiObject):
-    """Body of every error response."""
+    """Body of every error response of OpenAI's API."""
 
     error: ErrorDetails
 
 
 class ApiError(Exception):
-    """An error that is sent as an HTTP response.
+    """An error that ends an HTTP request, with the status and body of its response.
 
     Args:
         status: HTTP status.
@@ -110,7 +110,7 @@ def foreign_origin(origin: str, hosts_flag: str, origins_flag: str) -> ApiError:
 
 
 def not_found_model(model: str) -> ApiError:
-    """Error 404: the model is not served here."""
+    """Error 404: the server has no model of this name."""
     message = f"the model {_shorten(model)} does not exist; GET /v1/models lists the models"
     return ApiError(404, message, INVALID_REQUEST, param="model", code="model_not_found")
 
@@ -250,5 +250,5 @@ def draining(retry_after_seconds: float) -> ApiError:
 
 
 def _shorten(text: str) -> str:
-    """Quote a text of the caller, shortened to 80 characters."""
+    """Quoted ``text`` from a request, shortened to 80 characters."""
     return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -25,7 +25,7 @@ class ApiObject(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListPage(ApiObject, kw_only=True):
-    """Fields that a page of a list has in addition to its items; see ``server/gateway/page.py``."""
+    """Fields of every paginated list in addition to its items; see ``server/gateway/page.py``."""
 
     object: Literal["list"] = "list"
     first_id: str | None
@@ -34,13 +34,13 @@ class ListPage(ApiObject, kw_only=True):
 
 
 class CachedTokens(ApiObject):
-    """Number of prompt tokens that were prefix-cache hits."""
+    """Details of the number of prompt tokens: how many were prefix-cache hits."""
 
     cached_tokens: Count
 
 
 class CompletionDetails(ApiObject):
-    """Details of the number of completion tokens."""
+    """Details of the number of completion tokens: reasoning and draft tokens."""
 
     reasoning_tokens: Count | UnsetType = UNSET
     """Number of reasoning tokens, including delimiters. Set for chat only, as other endpoints do not parse reasoning."""
@@ -87,7 +87,7 @@ class PlainLogprob(ApiObject):
 
 
 def or_unset(value: Value | None) -> Value | UnsetType:
-    """Return ``value``, or ``UNSET`` for None."""
+    """Return ``value``, or ``UNSET`` for None, so that the field is left out of the response."""
     return UNSET if value is None else value
 
 
@@ -124,7 +124,7 @@ def total_usage(outputs: list[RequestOutput] | list[RequestState], reasoning: in
 
 
 def plain_logprobs(measured: list[TokenLogprobs]) -> list[PlainLogprob]:
-    """Logprobs of tokens by token id."""
+    """Convert logprobs of tokens to response objects, with token ids in place of texts."""
     return [PlainLogprob(token.token_id, token.logprob, token.top) for token in measured]
 
 
@@ -136,7 +136,7 @@ def prompt_logprobs(measured: list[TokenLogprobs] | None, tokenizer: Tokenizer |
     for token in measured:
         logprobs = {token.token_id: (token.logprob, token.rank)}
         logprobs |= {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(token.top.items(), 1)}
-        logprobs[token.token_id] = token.logprob, token.rank  # overrides its rank among the top tokens in case of a tie
+        logprobs[token.token_id] = token.logprob, token.rank  # not its rank in ``top``: with ties they differ
         entries.append(
             {
                 token_id: PromptLogprob(logprob, rank, token_text(token_id, tokenizer).token)

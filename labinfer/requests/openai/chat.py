@@ -37,7 +37,7 @@ class FunctionCallAnswer(ApiObject):
 
 
 class ToolCallAnswer(ApiObject):
-    """A tool call."""
+    """A complete tool call of the assistant's message."""
 
     id: str
     type: Literal["function"]
@@ -75,14 +75,14 @@ class ChosenLogprob(SpelledLogprob):
 
 
 class ChatLogprobs(ApiObject):
-    """Logprobs of all tokens of an answer."""
+    """Logprobs of the tokens of an answer or of a chunk."""
 
     content: list[ChosenLogprob]
     refusal: None = None
 
 
 class AnswerToken(ApiObject):
-    """A token of an answer. This object is not in OpenAI's API."""
+    """A token of an answer, and whether it was drafted. Not in OpenAI's API."""
 
     token: str
     bytes: list[Byte] | None
@@ -129,7 +129,7 @@ class ToolCallDelta(ApiObject, kw_only=True):
 
 
 class ChatDelta(ApiObject):
-    """The part of a message that a stream event adds."""
+    """Part of the assistant's message that one chunk of a stream adds."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -168,8 +168,8 @@ class ChatCompletionChunk(ApiObject, kw_only=True):
 
 
 def first_delta(delta: ChatDelta) -> ChatDelta:
-    """Copy of ``delta`` with the role, as the first delta of an answer needs it; and with empty content if it has no
-    other field."""
+    """Copy of ``delta`` as the first delta of an answer: with the role, and with empty content if all other fields are
+    unset."""
     is_empty = delta == ChatDelta()
     content = "" if is_empty else delta.content
     return msgspec.structs.replace(delta, role="assistant", content=content, refusal=None)
@@ -199,7 +199,7 @@ def chat_choice(
     tokenizer: Tokenizer | None,
     lists_tokens: bool = False,
 ) -> ChatChoice:
-    """Make the choice object of an answer in ``output``. ``message`` is the parsed answer."""
+    """Make the choice object of ``completion``, an answer of ``output``, with ``message``, the parsed answer."""
     finish_reason = completion.finish_reason
     if finish_reason == "stop" and message.tool_calls is not UNSET:
         finish_reason = "tool_calls"
@@ -256,7 +256,8 @@ def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenize
 
 
 def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
-    """Convert an event of a parsed reply to a delta. ``num_calls`` is the number of tool calls that precede it.
+    """Convert an event of a parsed reply to a delta of the message. ``num_calls`` is the number of tool calls before it
+    in the reply.
 
     Args:
         has_functions: whether the request has the deprecated ``functions`` instead of ``tools``.

@@ -91,7 +91,7 @@ class TextCompletionChunk(ApiObject, kw_only=True):
 
 @dataclass(frozen=True)
 class Echo:
-    """The prompt of a request with ``echo``, which the answer repeats."""
+    """Text, token ids and logprobs of a prompt that its answer begins with (request field ``echo``)."""
 
     text: str
     token_ids: list[int]
@@ -102,7 +102,7 @@ Answered = TypeVar("Answered", Completion, Delta)
 
 
 def without_tokens(output: RequestOutput) -> RequestOutput:
-    """Copy of ``output`` whose answers are empty, for a request with ``echo`` and ``max_tokens=0``."""
+    """Copy of ``output`` with empty answers: a request with ``echo`` and ``max_tokens=0`` gets only its prompt."""
     return replace(output, completions=list(map(emptied, output.completions)), num_output_tokens=0)
 
 
@@ -122,7 +122,8 @@ def emptied(answer: Answered) -> Answered:
 def text_choice(
     completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, echo: Echo | None, index: int
 ) -> TextChoice:
-    """Make the choice object of an answer in ``output``. With ``echo``, the prompt and its logprobs come first."""
+    """Make the choice object of ``completion``, an answer of ``output``. With ``echo``, it begins with the prompt and
+    its logprobs."""
     text, logprobs = completion.text, None
     if echo is not None and text is not None:
         text = echo.text + text
@@ -150,7 +151,8 @@ def text_logprobs(
 
     Args:
         echo: the prompt, if ``token_ids`` begin an answer with ``echo``.
-        offsets: offsets that have counted all tokens before ``token_ids``; None if ``token_ids`` begin an answer.
+        offsets: counter of text offsets that has read all tokens before ``token_ids``; None if ``token_ids`` begin an
+            answer.
     """
     offsets = offsets or TokenOffsets(tokenizer)
     logprobs: list[TokenLogprobs | None] = list(measured)
@@ -168,9 +170,9 @@ def text_logprobs(
 
 
 def _top_by_text(token: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[str, float]:
-    """Logprobs by token text, of the most likely tokens and the sampled one. If two tokens have the same text, the
+    """Logprobs of the most likely tokens and of the sampled one, by token text. Of two tokens with equal text, the
     likelier one counts."""
     by_text: dict[str, float] = {}
-    for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # by falling logprob
+    for token_id, logprob in [*token.top.items(), (token.token_id, token.logprob)]:  # sorted by falling logprob
         by_text.setdefault(token_text(token_id, tokenizer).token, logprob)
     return by_text

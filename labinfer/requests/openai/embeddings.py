@@ -54,6 +54,6 @@ def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: 
 
 
 def count_tokens(outputs: list[EmbeddingOutput]) -> EmbeddingUsage:
-    """Token counts of all prompts of ``outputs``."""
+    """Token counts of a request: the sum over the prompts of ``outputs``."""
     num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return EmbeddingUsage(num_tokens, num_tokens)

@@ -59,7 +59,7 @@ class BatchBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BatchError(ApiObject, kw_only=True):
-    """A reason why a batch could not start, or has failed."""
+    """One reason why a batch was refused or has failed."""
 
     code: str
     message: str
@@ -75,7 +75,7 @@ class BatchErrors(ApiObject):
 
 
 class RequestCounts(ApiObject):
-    """Numbers of lines of a batch: all, answered, and failed ones."""
+    """Numbers of lines of a batch: of all, of answered and of failed lines."""
 
     total: Count = 0
     completed: Count = 0
@@ -83,7 +83,7 @@ class RequestCounts(ApiObject):
 
 
 class Batch(ApiObject, kw_only=True):
-    """A batch."""
+    """A batch of requests: its input and output files, its state and its times (seconds since 1970)."""
 
     id: str
     object: Literal["batch"] = "batch"

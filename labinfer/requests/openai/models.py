@@ -36,7 +36,8 @@ class ModelEntry(ApiObject, kw_only=True):
     fingerprint: str | UnsetType = UNSET
     """Digest of all that the answers depend on; responses have it as ``system_fingerprint``."""
     reproducible: bool | UnsetType = UNSET
-    """Whether equal fingerprints promise equal bits on every layout and in every batch (``--reproducible``)."""
+    """Whether models with equal ``fingerprint`` give bit-identical answers on every layout and in every batch
+    (``--reproducible``)."""
 
 
 class ModelList(ApiObject):

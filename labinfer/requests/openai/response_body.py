@@ -52,7 +52,7 @@ class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
         return Tool("function", Function(self.name, self.description, self.parameters, self.strict))
 
     def as_answer(self) -> dict[str, Any]:
-        """The tool as the response repeats it."""
+        """The tool in the format of the field ``tools`` of responses."""
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
@@ -70,7 +70,7 @@ class AllowedTool(msgspec.Struct):
 
 
 class ToolChoiceAllowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """Tool choice: the subset of the tools that the model may call, or must choose from."""
+    """Tool choice: the subset of the tools that the model may call or, with the mode ``required``, must call one of."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)]
@@ -173,11 +173,12 @@ NOT_OFFERED = (
     "logprobs",
     "prompt_logprobs",
 )
-"""Fields of ``SamplingParams`` that the Responses API does not have, or names differently."""
+"""Fields of ``SamplingParams`` that are no fields of ``ResponseBody``: OpenAI's API lacks them or names them
+differently."""
 
 
 class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/responses``. The last group of fields is ignored."""
+    """Body of ``POST /v1/responses``. Fields after ``background`` are accepted and ignored."""
 
     max_output_tokens: MaxTokens = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -29,23 +29,23 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 class StreamEvent(ApiObject, tag_field="type", kw_only=True):
-    """A stream event with its sequence number."""
+    """Base of all stream events: the event's sequence number in the stream."""
 
     sequence_number: Count
 
 
 class ResponseEvent(StreamEvent):
-    """A stream event with the whole response."""
+    """Base of stream events that have the whole response."""
 
     response: Response
 
 
 class ResponseCreated(ResponseEvent, tag="response.created"):
-    """First event of a stream."""
+    """First event of a stream, with the response still without output."""
 
 
 class ResponseInProgress(ResponseEvent, tag="response.in_progress"):
-    """Second event of a stream."""
+    """Second event of a stream, sent at once after ``ResponseCreated``."""
 
 
 class ResponseCompleted(ResponseEvent, tag="response.completed"):
@@ -61,7 +61,7 @@ class ResponseFailed(ResponseEvent, tag="response.failed"):
 
 
 class ItemEvent(StreamEvent, kw_only=True):
-    """A stream event with an output item."""
+    """Base of stream events that have a whole output item."""
 
     output_index: Count
     item: OutputItem
@@ -76,14 +76,14 @@ class OutputItemDone(ItemEvent, tag="response.output_item.done"):
 
 
 class InItemEvent(StreamEvent, kw_only=True):
-    """A stream event about a part of an output item."""
+    """Base of stream events about a part of an output item: id and index of the item."""
 
     item_id: str
     output_index: Count
 
 
 class PartEvent(InItemEvent, kw_only=True):
-    """A stream event with a content part of an item."""
+    """Base of stream events that have a whole content part of an output item."""
 
     content_index: Count = 0
     part: OutputText | ReasoningText
@@ -160,15 +160,15 @@ STREAM_EVENTS = (
 
 
 class ResponseWriter:
-    """Converts the events of a parsed reply to the output of a response, and yields stream events on the way. For the
-    response alone, discard the events."""
+    """Builds the output of a response from the events of a parsed reply, and yields its stream events on the way.
+    Callers that need only ``response`` discard the stream events."""
 
     def __init__(self, response: Response, tokenizer: Tokenizer | None):
         self.response, self._tokenizer = response, tokenizer
         """The response so far."""
-        self._number = -1  # sequence number of the last event
+        self._number = -1  # sequence number of the last stream event
         self._output: list[OutputItem] = []
-        self._text: list[str] | None = None  # texts of the open message or reasoning item
+        self._text: list[str] | None = None  # pieces of text of the open message or reasoning item
         self._is_reasoning = False
         self._id = ""
         self._logprobs: list[ResponseLogprob] = []
@@ -221,7 +221,8 @@ class ResponseWriter:
         return self._number
 
     def _write(self, event: Reasoning | Content) -> Iterator[StreamEvent]:
-        """Convert a piece of reasoning or of content to stream events."""
+        """Append a piece of reasoning or content to the open output item, and yield its stream events. Begins an item
+        first if needed."""
         if self._text is None or self._is_reasoning != isinstance(event, Reasoning):
             yield from self._close("completed")
             yield from self._open(type(event))

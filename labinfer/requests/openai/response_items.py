@@ -14,13 +14,13 @@ from labinfer.text.tools import CalledFunction, PastCall
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Prefix of the ids of each supported kind of item. ``item_reference`` is supported, too; it has no id of its own."""
+"""Maps each supported type of item to the prefix of its ids, except ``REFERENCE``, whose id is that of another item."""
 REFERENCE = "item_reference"
 
 
 def _kinds(*names: str) -> Any:
-    """A string type whose JSON schema enumerates ``names``. The struct itself refuses other values, as its error has a
-    hint."""
+    """A string type whose JSON schema enumerates ``names``. It accepts other values: the struct refuses them, with a
+    hint in its error."""
     return Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(names)})]
 
 
@@ -104,7 +104,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def new_id(kind: str) -> str:
-    """Make an id for an item of ``kind``, with OpenAI's prefix."""
+    """Make a random id for an item of the type ``kind``, with the prefix in ``ITEM_PREFIXES``."""
     return f"{ITEM_PREFIXES[kind]}_{secrets.token_hex(16)}"
 
 
@@ -122,7 +122,7 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
         if item.type == "function_call_output":
             messages.append(MessageBuilder("tool", _text(item.output), item.call_id))
         elif item.type == "reasoning" and not item.reasoning:
-            continue  # clients omit the text
+            continue  # clients may send reasoning without its text
         elif item.type != "message" or item.role == "assistant":
             _add_to_turn(messages, item)
         elif item.role in ("system", "developer") and len(messages) == 1 and last.role == "system":
@@ -134,8 +134,8 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
 
 
 def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
-    """Add reasoning, a function call or text of the assistant to the last message, or begin a new message: in a
-    message, reasoning comes first and calls come last."""
+    """Add ``item`` (reasoning, text or a function call of the assistant) to the last message. Begin a new message if
+    the order in a message (reasoning, text, calls) would be broken."""
     turn = messages[-1] if messages and messages[-1].role == "assistant" else None
     has_more = turn is not None and (turn.calls or (item.type == "reasoning" and turn.has_text))
     if turn is None or (item.type != "function_call" and has_more):

@@ -48,7 +48,7 @@ class ReasoningText(ApiObject, tag_field="type", tag="reasoning_text"):
 
 
 class OutputMessage(ApiObject, tag_field="type", tag="message"):
-    """A message of the model."""
+    """Output item: a message of the model."""
 
     id: str
     status: ItemStatus
@@ -57,7 +57,7 @@ class OutputMessage(ApiObject, tag_field="type", tag="message"):
 
 
 class OutputReasoning(ApiObject, tag_field="type", tag="reasoning"):
-    """Reasoning, in full and without a summary."""
+    """Output item: reasoning of the model, in full and without a summary."""
 
     id: str
     status: ItemStatus
@@ -66,7 +66,7 @@ class OutputReasoning(ApiObject, tag_field="type", tag="reasoning"):
 
 
 class OutputCall(ApiObject, tag_field="type", tag="function_call", kw_only=True):
-    """A function call; the arguments are JSON in a string."""
+    """Output item: a function call; the arguments are JSON in a string."""
 
     id: str
     call_id: str
@@ -79,14 +79,15 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputDetails(ApiObject):
-    """Number of prompt tokens that were prefix-cache hits. Tokens written to the cache are not counted."""
+    """Details of the number of prompt tokens: how many were prefix-cache hits. Tokens written to the cache are not
+    counted."""
 
     cached_tokens: Count
     cache_write_tokens: Count = 0
 
 
 class OutputDetails(ApiObject):
-    """Number of reasoning tokens, including delimiters."""
+    """Details of the number of output tokens: how many were reasoning, including delimiters."""
 
     reasoning_tokens: Count
 
@@ -115,7 +116,7 @@ class ResponseFailure(ApiObject):
 
 
 class Response(ApiObject, kw_only=True):
-    """A response: its output, and the fields of its request."""
+    """Response of ``/v1/responses``: the output items, and the fields of its request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -164,7 +165,7 @@ class ItemList(ListPage, kw_only=True):
 
 
 class InputTokens(ApiObject):
-    """Length of a prompt in tokens."""
+    """Response of ``/v1/responses/input_tokens``: length of a prompt in tokens."""
 
     input_tokens: Count
     object: Literal["response.input_tokens"] = "response.input_tokens"

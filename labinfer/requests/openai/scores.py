@@ -13,7 +13,7 @@ from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
 
 
 class Pooled(ApiObject):
-    """Embedding of one input: numbers, or base64 of little-endian float32 numbers."""
+    """Pooled embedding of one input: numbers, or base64 of little-endian float32 numbers."""
 
     object: Literal["pooling"]
     index: Count
@@ -51,7 +51,7 @@ class ScoreList(ApiObject, kw_only=True):
 
 
 class DocumentText(ApiObject):
-    """Text of a ranked document."""
+    """Document of a ``/rerank`` response: its text."""
 
     text: str
 
