@@ -16,7 +16,7 @@ class DraftFigures:
     drafts: int
     """Number of verified drafts. Each belongs to one sequence and one step."""
     continued: int
-    """Number of drafts that were sent for verification while an earlier draft of their sequence was unverified."""
+    """Number of drafts that continued another draft of their sequence before that was verified."""
     drafted: int
     accepted: int
     drafted_by_place: list[int]
@@ -51,7 +51,8 @@ class DraftFigures:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean number of tokens per sequence and step with a draft."""
+        """Mean number of output tokens per verified draft: its accepted tokens, and one sampled token unless another
+        draft continued it."""
         return (self.drafts - self.continued + self.accepted) / self.drafts if self.drafts else 1.0
 
     def as_dict(self) -> dict:

@@ -14,9 +14,9 @@ class EnergyFigures:
     """Energy of a run in joules."""
 
     by_rank: dict[int, dict[str, float]]
-    """Joules by counter, of each rank that reads any. No counter is read by two ranks."""
+    """Maps each rank that reads energy counters to joules by counter. Each counter is read by one rank only."""
     missing: dict[str, list[int]]
-    """Ranks by the reason why some of their counters cannot be read."""
+    """Maps each reason why energy counters cannot be read to the ranks that report it."""
     output_tokens: int
     requests: int
 

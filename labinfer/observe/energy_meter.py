@@ -12,9 +12,10 @@ from pathlib import Path
 from labinfer.base.errors import first_line
 
 POWERCAP = Path("/sys/class/powercap")
-"""Energy counters of the kernel's powercap framework (RAPL of Intel and AMD)."""
+"""Folder of the kernel's powercap framework, with a zone for each energy counter (RAPL of Intel and AMD)."""
 READ_SECONDS = 30.0
-"""Time between two readings. The smallest range of a package's counter, 65 kJ, lasts 131 s at 500 W."""
+"""Interval in seconds between two readings of a counter that wraps around: the smallest range of a package's counter,
+65 kJ, lasts 131 s at 500 W."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +25,17 @@ class EnergyCounter:
     name: str
     """Name of the part, unique among the counters of a meter."""
     read: Callable[[], float]
-    """Joules since an arbitrary time. An exception says why the counter cannot be read."""
+    """Returns joules since an arbitrary time. Raises an exception whose text says why the counter cannot be read."""
     range: float = 0.0
     """Joules at which the counter wraps around to 0; 0 if it never does."""
 
 
 class EnergyMeter:
-    """Joules by counter since the last ``begin``. Threads may share a meter.
+    """Measures the energy in joules that each of its counters has counted since the last ``begin``. Threads may share a
+    meter.
 
-    A counter that wraps around is also read every ``interval`` seconds by a thread, so that no turn is missed in a long run.
+    A counter that wraps around is also read every ``interval`` seconds by a thread, so that no wrap-around is missed in
+    a long run.
 
     Args:
         counters: counters that this rank reads.
@@ -42,7 +45,7 @@ class EnergyMeter:
     def __init__(self, counters: Iterable[EnergyCounter], missing: Sequence[str] = (), interval: float = READ_SECONDS):
         self._counters = list(counters)
         self.missing = list(missing)
-        """Why counters of this rank are not measured; grows if a counter fails."""
+        """Reasons why counters of this rank are not measured; one is added whenever a counter fails."""
         self._joules: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -55,7 +58,7 @@ class EnergyMeter:
             threading.Thread(target=_read_regularly, args=arguments, name="energy", daemon=True).start()
 
     def begin(self) -> None:
-        """Count from 0."""
+        """Restart the measurement: the joules of every counter begin at 0."""
         with self._lock:
             self._advance()
             self._joules = dict.fromkeys(self._joules, 0.0)
@@ -73,7 +76,7 @@ class EnergyMeter:
             except Exception as error:  # noqa: BLE001 - a vendor's library or a plugin may raise anything
                 self.missing.append(f"{counter.name}: {first_line(error)}")
                 self._counters.remove(counter)
-                self._joules.pop(counter.name, None)  # a sum that stands still would pass for a result
+                self._joules.pop(counter.name, None)  # a sum that no longer grows would look like a result
                 continue
             used = now - self._last.get(counter.name, now)
             self._joules[counter.name] = self._joules.get(counter.name, 0.0) + (
@@ -92,11 +95,11 @@ def _read_regularly(meter: weakref.ref[EnergyMeter], dropped: threading.Event, i
 def find_packages(root: Path = POWERCAP) -> tuple[list[EnergyCounter], list[str]]:
     """Counters of this host's CPU packages and of their DRAM, and reasons why others cannot be read.
 
-    Other zones would count energy twice: ``core`` and ``uncore`` are parts of a package, ``psys`` contains the packages, and
-    ``intel-rapl-mmio`` is a second view of them.
+    Other zones of powercap are left out, as they would count energy twice: ``core`` and ``uncore`` are parts of a
+    package, ``psys`` contains the packages, and ``intel-rapl-mmio`` is a second view of them.
 
     Args:
-        root: folder of the zones.
+        root: folder of the powercap zones.
     """
     counters: list[EnergyCounter] = []
     missing: list[str] = []

@@ -10,7 +10,7 @@ from labinfer.base.errors import UserError
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, Slice, Track
 
 NUM_STEPS = 30
-"""Number of steps in a chart: at the width of a page, 30 bars have room for their numbers."""
+"""Number of steps in a chart: at the width of a page, 30 bars have room for their step ids."""
 KINDS = ("prefill", "decode", "mixed")
 """Kinds of micro-batches: prompt tokens only, decode tokens only, or both."""
 BUSY_SLICES = ("prepare", *MODEL_SLICES)
@@ -35,11 +35,11 @@ class Row:
     stage: int
     tp_rank: int
     bars: list[Bar]
-    """Bars of all steps, clipped to the chart's time."""
+    """Bars of the rank in order of time, clipped to the chart."""
     waits: list[tuple[int, int]]
     """Begin and end of each wait for other ranks."""
     busy: float
-    """Fraction of the chart's time that bars cover; the rest is the bubble."""
+    """Fraction of the chart's duration in which the rank works; the rest is the bubble."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def make_bars(slices: Iterable[Slice]) -> list[Bar]:
     """Merge consecutive work slices of a rank on one micro-batch into bars.
 
     Args:
-        slices: slices sorted by time, as the bars will be.
+        slices: slices of one rank, sorted by time.
     """
     bars: list[Bar] = []
     goes_on = False

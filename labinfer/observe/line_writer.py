@@ -50,8 +50,8 @@ class LineWriter:
             if self._num_lost and self._lines.empty():
                 num_lost, self._num_lost = self._num_lost, 0
                 text += f"labinfer: {num_lost} log lines were dropped, because standard error was not read\n"
-            with contextlib.suppress(OSError):  # a log that cannot be written is no reason to fail
-                # Not sys.stderr: this thread could hold its lock, for which the process would wait at exit.
+            with contextlib.suppress(OSError):  # a log that cannot be written must not end the process
+                # Not by sys.stderr, whose lock this blocked thread would hold: the process would wait for it at exit.
                 view = memoryview(text.encode(errors="backslashreplace"))
                 while view:  # a signal may interrupt a write to a pipe after a part of the line
                     view = view[os.write(self._descriptor, view) :]

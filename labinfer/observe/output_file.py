@@ -24,8 +24,8 @@ class OutputFile:
     so that a job that fails to start destroys nothing.
 
     Args:
-        flag: option that names the file, for error messages.
-        others: other files of the run, by the option that names them; this file must not be one of them.
+        flag: name of the option that gives ``path``, for error messages.
+        others: maps the option of each other file of the run to its path; ``path`` must not be one of them.
 
     Raises:
         UserError: the file cannot be written, or is one of ``others``.

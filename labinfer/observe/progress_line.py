@@ -27,8 +27,8 @@ class ProgressLine:
 
     Args:
         stream: standard error by default.
-        plain_seconds: minimum seconds between two lines if ``stream`` is not a terminal. The interval doubles up to
-            ``PLAIN_SECONDS``, as a few lines show that work goes on.
+        plain_seconds: minimum seconds between the first two lines if ``stream`` is not a terminal. The interval doubles
+            with each line, up to ``PLAIN_SECONDS``.
         at_once: whether the first update is due at once if ``stream`` is not a terminal.
     """
 
@@ -73,8 +73,8 @@ class ProgressLine:
             self._width = 0
 
     def _columns(self) -> int:
-        """Columns that a line may use: all but the last one, after which some terminals begin a new row. Read again for
-        each line, as a user may resize the terminal."""
+        """Number of terminal columns that a line may use: all but the last one, after which some terminals begin a new
+        row. Read for each line, as a user may resize the terminal."""
         return max(1, (terminal_columns(self._stream) or DEFAULT_COLUMNS) - 1)
 
 
@@ -104,7 +104,7 @@ class Ticker:
     def __init__(self, describe: Callable[[], str], stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS):
         self.describe = describe
         self._line, self._begin = ProgressLine(stream, plain_seconds), time.monotonic()
-        if self._line.due():  # on a terminal
+        if self._line.due():  # true on a terminal, which is updated at once
             self._line.update(describe())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)

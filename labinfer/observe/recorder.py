@@ -54,9 +54,9 @@ class Recorder(Tracer):
         del self._numbers[: len(taken)]  # other slices may have been added meanwhile
         num_dropped = self._num_dropped - self._num_dropped_taken
         self._num_dropped_taken += num_dropped
-        if not self.capacity:  # drop slices from before recording was turned off
+        if not self.capacity:  # recording was turned off: drop the slices from before
             return None
-        clock = max(time.time_ns() - time.perf_counter_ns() for _ in range(3))  # an interrupted reading is smaller
+        clock = max(time.time_ns() - time.perf_counter_ns() for _ in range(3))  # an interruption lowers it
         return Slices(names=list(self._names), numbers=taken.tobytes(), clock=clock, num_dropped=num_dropped)
 
 

@@ -19,7 +19,8 @@ FRACTIONS = (0.5, 0.9, 0.99)
 """Quantiles of latencies that a report shows, as fractions."""
 TIME_HEADER = ("rank", "stage", "tp", "steps", "busy", "bubble", "waits")
 RESOURCE_HEADER = ("rank", "threads", "CPUs", "peak memory", "private memory", "weights read")
-"""Columns of the two tables of ranks. One table with all of them is wider than a terminal."""
+"""Columns of the report's two tables of ranks: times and resources. One table with all columns would be wider than a
+terminal."""
 
 
 @dataclass(kw_only=True)
@@ -55,12 +56,12 @@ class RunReport:
         return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
     def expert_tokens(self) -> dict[int, list[int]]:
-        """Number of tokens routed to each expert, by layer."""
+        """Maps each MoE layer to the number of tokens routed to each of its experts."""
         return {layer: tokens for worker in self.workers for layer, tokens in sorted(worker.expert_tokens.items())}
 
     def time_shares(self) -> dict[str, float]:
-        """Fraction of rank 0's recorded time for each name of a trace slice, the largest first; empty if nothing was
-        recorded."""
+        """Maps each name of trace slices to its fraction of rank 0's recorded time, the largest first; empty if nothing
+        was recorded."""
         slices = self.workers[0].slices if self.workers else None
         times = own_times(read_slices(slices)) if slices else Counter()
         return {name: time / times.total() for name, time in times.most_common() if time}

@@ -13,7 +13,7 @@ STANDARD_OUTPUT = 1
 
 
 class StandardOutput(io.FileIO):
-    """Standard output as a raw file: descriptor 1, opened for writing and never closed."""
+    """Standard output as a raw file over descriptor 1, which it never closes."""
 
     def __init__(self) -> None:
         super().__init__(STANDARD_OUTPUT, "w", closefd=False)

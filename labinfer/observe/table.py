@@ -29,8 +29,8 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], max_wi
 
 
 def _divide(widths: Sequence[int], max_width: int) -> list[list[int]]:
-    """Numbers of the columns of each table, if the columns have these ``widths``. Every table begins with column 0, and
-    has at least one column more."""
+    """Divide columns with these ``widths`` among tables that fit ``max_width``. Returns the column indices of each
+    table, which begin with column 0 and at least one other column."""
     tables = [[0]]
     for column in range(1, len(widths)):
         wide = sum(widths[i] for i in (*tables[-1], column)) + len(GAP) * len(tables[-1]) > max_width

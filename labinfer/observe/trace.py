@@ -70,8 +70,8 @@ def read_slices(slices: Slices) -> list[Slice]:
 
 
 def own_times(slices: Iterable[Slice]) -> Counter[str]:
-    """Total time in nanoseconds of all slices with a name, by name. Time of nested slices does not count for the outer
-    one.
+    """Maps each name of slices to the total time of its slices in nanoseconds, without the time of slices nested in
+    them.
 
     Args:
         slices: slices in the order of ``read_slices``.
@@ -192,7 +192,7 @@ def _read_slice(path: str, event: _Event) -> Slice:
 LATEST = 1e15
 """Maximum timestamp of an event in a trace, in microseconds (some decades)."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
-"""Pattern of the names of tracks, as ``write_trace`` makes them."""
+"""Pattern of the names that ``write_trace`` gives to tracks."""
 
 
 class _Event(msgspec.Struct, kw_only=True):
