@@ -126,10 +126,10 @@ class InputProcessor:
         """
         prompt, extras = parse_prompt(given)
         request = self.process(key, prompt, sampling, **fields | extras)
-        self.check_form(request)
+        self.check_grammar(request)
         return request
 
-    def check_form(self, request: Request) -> None:
+    def check_grammar(self, request: Request) -> None:
         """Check the structured-output grammar of a request, if it has one. This may take a second.
 
         Raises:
@@ -138,8 +138,8 @@ class InputProcessor:
         if request.sampling.structured_outputs is not None:
             self._sandbox.check(request.sampling.structured_outputs, request.before_form, request.form_field)
 
-    def knows_form(self, request: Request) -> bool:
-        """Whether ``check_form`` would return at once, because there is no grammar or its result is cached.
+    def is_grammar_known(self, request: Request) -> bool:
+        """Whether ``check_grammar`` would return at once, because there is no grammar or its result is cached.
 
         Raises:
             UserError: this checkpoint has no tokenizer, which a grammar needs.

@@ -242,7 +242,7 @@ class GenerationTask:
         requests, untried = await builder.build(own, texts, context.queue_name, context.num_body_bytes)
         context.free_body()
         for request in untried:
-            await builder.try_form(context.queue_name, request)
+            await builder.try_grammar(context.queue_name, request)
         return requests
 
     async def _hand_over(self) -> None:

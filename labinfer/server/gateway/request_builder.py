@@ -62,7 +62,7 @@ class RequestBuilder:
         self, input: GenerationInput, texts: list[PromptText] | None, caller: str, num_bytes: int
     ) -> tuple[list[Request], list[Request]]:
         """Build one engine request per prompt, in a thread or a process. Also returns those requests whose
-        structured-output grammar is still to be checked by ``try_form``.
+        structured-output grammar is still to be checked by ``try_grammar``.
 
         Args:
             texts: result of ``read_texts``.
@@ -79,8 +79,8 @@ class RequestBuilder:
             ]
             untried = []
             for request in requests:
-                if self._reader.knows_form(request):
-                    self._reader.check_form(request)
+                if self._reader.is_grammar_known(request):
+                    self._reader.check_grammar(request)
                 else:
                     untried.append(request)
             return requests, untried
@@ -103,13 +103,13 @@ class RequestBuilder:
         finally:
             self._end_when_idle()
 
-    async def try_form(self, caller: str, request: Request) -> None:
+    async def try_grammar(self, caller: str, request: Request) -> None:
         """Check the structured-output grammar of ``request`` in a process that can be killed.
 
         Raises:
             ApiError: the grammar is invalid or too costly, or too many are queued.
         """
-        await self._forms.run(caller, lambda: checked(lambda: self._reader.check_form(request)))
+        await self._forms.run(caller, lambda: checked(lambda: self._reader.check_grammar(request)))
 
     def _check_lengths(self, prompts: Iterable[list[int]]) -> None:
         longest = self._max_model_len
