@@ -1,1 +1,1 @@
-"""One short file per architecture, over the shared layers; ``registry.py`` finds them by name."""
+"""Model families: a short file per architecture, built of the shared layers. ``registry.py`` finds a family by its class name."""

@@ -43,10 +43,10 @@ def check_architecture(directory: Path) -> None:
 
 
 def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
-    """Reject the config at ``path`` if it lists one architecture, which is unknown, or lists none and has custom code (``auto_map``).
+    """Reject the config at ``path`` if its only architecture is unknown, or if it lists none and has custom code (``auto_map``).
 
     Raises:
-        UserError: the message has the class and the list of those that are supported.
+        UserError: the architecture is not supported; the message lists the supported ones.
     """
     names, families = values.get("architectures"), REGISTRY.names("model_family")
     if not names and values.get("auto_map"):

@@ -43,9 +43,9 @@ class ModelConfig:
     logits_divisor: float = 1.0
     """Divisor of the hidden states before the LM head."""
     logits_cap: float | None = None
-    """Soft cap of the logits, ``cap * tanh(logits / cap)``; None without."""
+    """Soft cap of the logits, ``cap * tanh(logits / cap)``; None for no cap."""
     layer_inputs: Any = None
-    """Config of per-layer embeddings, such as ``PerLayerEmbeddingConfig`` (Gemma 4); None without."""
+    """Config of per-layer embeddings, such as ``PerLayerEmbeddingConfig`` (Gemma 4); None if the model has none."""
     max_position: int
     tied_embeddings: bool
     notes: tuple[str, ...] = ()
@@ -134,7 +134,7 @@ def _read_causal(file: ConfigFile, layers: Sequence[LayerConfig]) -> bool:
 
 
 def require_plain_layers(file: ConfigFile) -> None:
-    """Reject a config with chunked attention, or with values per layer that the family has not read.
+    """Reject a config with chunked attention, or with values per layer (``per_layer_config``) that the family does not read.
 
     Raises:
         UserError: ``attention_chunk_size`` is set, or ``per_layer_config`` is set and the family does not read it.

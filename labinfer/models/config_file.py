@@ -20,8 +20,8 @@ MOST = {
     "intermediate_size": 1 << 24,
     "": 1 << 31,
 }
-"""Upper bounds of sizes, by a part of their key: rejects absurd configs, which would otherwise be processed at length before it turns out
-that there are no such weights."""
+"""Upper bounds of sizes, by a part of their config key. They reject absurd sizes at once; otherwise layers would be built at length before
+the missing weights are noticed."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -37,7 +37,7 @@ class ConfigFile:
         return self.with_values(defaults | self.values)
 
     def with_aliases(self, **names: str) -> ConfigFile:
-        """A copy in which Transformers' aliases set their keys. If a config has both, the alias takes precedence, as in Transformers.
+        """A copy in which each alias of Transformers sets the key that it stands for. If a config has both, the alias takes precedence, as in Transformers.
 
         Args:
             names: alias → key.
@@ -56,7 +56,7 @@ class ConfigFile:
         return file
 
     def text_part(self) -> ConfigFile:
-        """Config of a multimodal model's text part: the outer values, overridden by those of ``text_config`` but nulls.
+        """Config of a multimodal model's text part: the outer values, overridden by the values of ``text_config`` that are not null.
 
         Raises:
             UserError: ``text_config`` is not an object.
@@ -84,7 +84,7 @@ class ConfigFile:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive integer up to the bound in ``MOST``."""
+        """Value of ``key``, a positive integer up to the bound in ``MOST``; ``default`` if it is missing."""
         value = self.get(key, int, default)
         most = next(bound for part, bound in MOST.items() if part in key)
         if not 1 <= value <= most:

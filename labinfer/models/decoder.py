@@ -83,7 +83,7 @@ class DecoderLayer(nn.Module):
 
 
 def make_norm(config: ModelConfig, ctx: StageContext) -> RMSNorm:
-    """An RMS norm of the hidden states."""
+    """Make an RMS norm of the hidden states."""
     return RMSNorm(config.hidden_size, config.norm_eps, ctx, config.norm_offset)
 
 
@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         self._places = [
             (index, index if source is None else source - ctx.first_layer) for index, source in enumerate(sources)
         ]
-        """Index of each layer in the stage, and index of the layer whose cache it uses."""
+        """For each layer: its index in the stage, and the index of the layer whose cache it uses (another one's with KV sharing)."""
         for layer in self._cached_layers():
             rope = layer.self_attn.rope
             if rope is not None and rope not in self._ropes:
@@ -243,7 +243,7 @@ class Decoder(nn.Module):
             table.cover(length)
 
     def place_prompts(self, positions: Sequence[int], lengths: Sequence[int]) -> None:
-        """Fill the rows from ``rotary_length`` on of the rotary tables for tokens of long prompts; called before each ``forward``.
+        """Fill the additional rows of the rotary tables (from row ``rotary_length`` on) for tokens of long prompts, before each ``forward``.
 
         Args:
             positions: position of each token, in the order of the rows.

@@ -124,7 +124,7 @@ def require_scores(file: ConfigFile, scores: str) -> None:
     """Reject a ``scoring_func`` other than ``scores``.
 
     Raises:
-        UserError: the config has another one.
+        UserError: the config has another scoring function.
     """
     given = file.get("scoring_func", str, scores)
     file.require(

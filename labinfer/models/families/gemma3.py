@@ -95,7 +95,7 @@ def read_gelu_mlp(file: ConfigFile, columns: int) -> GatedMLPConfig:
 
 
 def read_logits_cap(file: ConfigFile) -> float | None:
-    """Soft cap of the logits; None without.
+    """Soft cap of the logits; None for no cap.
 
     Raises:
         UserError: it is not a number above 0.

@@ -175,8 +175,8 @@ def _read_heads(file: ConfigFile, number: int, window: int, is_tied: bool) -> di
 
 
 def _sources(file: ConfigFile, windows: tuple[int, ...], num_shared: int) -> list[int | None]:
-    """Index of the layer whose KV cache each layer reads, None for its own. The last ``num_shared`` layers read that of the last earlier
-    layer with their window."""
+    """Index of the layer whose KV cache each layer reads; None if it reads its own. Each of the last ``num_shared`` layers reads the cache
+    of the last layer before them that has the same window."""
     first = len(windows) - num_shared
     file.require(
         0 < first <= len(windows) and set(windows[first:]) <= set(windows[:first]),

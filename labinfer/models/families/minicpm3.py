@@ -31,10 +31,10 @@ class MiniCPM3ForCausalLM(Decoder):
 
 
 def _number(file: ConfigFile, key: str, missing: float, null: float) -> float:
-    """A number above 0.
+    """Value of ``key``, which must be above 0.
 
     Args:
-        missing, null: values if the key is missing, and if it is null.
+        missing, null: results if the key is missing, and if its value is null.
     """
     value = file.get(key, float, null) if key in file.values else missing
     file.require(value > 0, f"{key} should be a number above 0, not {value!r}")

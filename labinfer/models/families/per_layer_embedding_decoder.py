@@ -15,7 +15,7 @@ from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
 
 
 class LayerWithInput(DecoderLayer):
-    """A decoder layer, followed by the gate of its per-layer embedding, if any, and by its scalar."""
+    """A decoder layer, followed by the gate of its per-layer embedding (if any) and a multiplication with its learned scalar."""
 
     def __init__(self, layer: LayerConfig, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
         super().__init__(layer, config, placement, ctx)

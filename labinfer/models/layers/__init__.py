@@ -1,1 +1,1 @@
-"""The parts models are built of. A layer receives its communicator, functions and dtype in its constructor."""
+"""Layers, of which the model families are built. A layer receives its communicator, functions and dtype in its constructor."""

@@ -26,7 +26,7 @@ class TokenTensor:
     rope_begin: int = 0
     """First rotated index of the last dimension; ``rope.dim`` indices are rotated."""
     can_turn: bool = True
-    """Whether re-rotating the entry gives that of another position; False if it was scaled after the rotation."""
+    """Whether re-rotating the entry gives the entry of another position, as a context shift needs; False if it was scaled after rotation."""
     parts: tuple[int, ...] = ()
     """Sizes of the parts of the last dimension that have separate scales in int8; empty for one scale. The rotated part is one of them."""
     is_replicated: bool = False
@@ -72,7 +72,7 @@ class CacheSpec:
 
     view: Callable[..., Any]
     """Builds the cache argument of the layer's ``forward``; called with every pool by its name. Pools of token tensors are (blocks, block
-    size, …) or in their layout; int8's scales are named ``<name>_scale``. Pools of state tensors are (slots, …)."""
+    size, …), or in their own layout; scales of int8 pools are named ``<name>_scale``. Pools of state tensors are (slots, …)."""
     per_token: Mapping[str, TokenTensor] = field(default_factory=dict)
     per_sequence: Mapping[str, StateTensor] = field(default_factory=dict)
     window: int = 0

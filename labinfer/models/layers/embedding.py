@@ -46,7 +46,7 @@ class VocabParallelEmbedding(Matrix):
         return iter(())
 
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
-        """(B, D) → (B, V) on TP rank 0, None on the others."""
+        """Logits of normalized hidden states, (B, D) → (B, V) on TP rank 0, None on the other ranks."""
         slice_BV = self.product(hidden_BD)
         return self._tp.gather_columns(slice_BV, [end - begin for begin, end in self._ranges])
 

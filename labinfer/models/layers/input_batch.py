@@ -29,7 +29,7 @@ class PooledRows:
     begin: int
     end: int
     entry: int
-    """Index of its sequence in the plan."""
+    """Index of the rows' sequence in the plan."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ModelInputBatch:
     """Prompt rows whose log-probabilities are requested."""
     pooled: list[PooledRows]
     long_prompts: LongPrompts | None = None
-    """Tokens whose ``dynamic`` rope depends on the length of their prompt; None without any."""
+    """Tokens whose ``dynamic`` rope depends on the length of their prompt; None if there are none."""
     output_rows: OutputRows | None = None
     """Rows that ``Decoder.forward`` returns on the last stage; None for all."""
     windowed: WindowedSlots | None = None

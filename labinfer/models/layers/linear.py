@@ -151,7 +151,7 @@ class ReplicatedLinear(Matrix):
 def row_parallel(
     in_features: int, shard: Callable[[int, int], Range], out_features: int, bias: bool, ctx: StageContext
 ) -> Any:
-    """``RowParallelLinear``, or the context's layer in its place.
+    """Make a ``RowParallelLinear``, or the layer that ``ctx.row_parallel`` makes in its place.
 
     Args:
         shard: (tensor-parallel size, rank) → range of the inputs of that rank.

@@ -21,7 +21,7 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 @dataclass
 class MatrixBlock:
-    """Consecutive outputs of a matrix that are held in one form."""
+    """Consecutive outputs of a matrix that are stored alike: dequantized, or quantized in one ``QuantLayout``."""
 
     rows: Range
     functions: MatrixFunctions

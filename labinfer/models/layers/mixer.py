@@ -83,5 +83,5 @@ class MLPConfig(Protocol):
     """Number of all-reduces in ``forward``."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
-        """This rank's part: (T, D) → (T, D), summed over the TP ranks."""
+        """Build this rank's part of the MLP: (T, D) → (T, D), summed over the TP ranks."""
         ...

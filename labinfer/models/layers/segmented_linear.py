@@ -44,7 +44,7 @@ class SegmentedLinear(WeightedModule):
         return out_TO if self.bias is None else out_TO + self.bias
 
     partial = forward
-    """As ``forward``: a part of the ranks' sum would not have reproducible bits."""
+    """The whole sum, as of ``forward``: adding this rank's part to other tensors first would change the bits of the sum."""
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         if self.bias is not None:

@@ -18,7 +18,7 @@ from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.weights.slices import Range
 
 DEGREES = (1, 2, 4, 3)
-"""Tensor-parallel degrees with equal bits. The tree splits a range of segments at the bounds of degree 2 first, then at those of 4 and 3, so
+"""Tensor-parallel degrees that give bit-identical sums. The tree splits a range of segments at the bounds of degree 2 first, then at those of 4 and 3, so
 that with degrees 2 and 4 most ranks have one subtree."""
 
 Shard = Callable[[int, int], Range]
@@ -127,5 +127,5 @@ class SegmentSum:
 
 
 def without_segment(path: str) -> str:
-    """Path of the module whose segments are in its module list ``segments``, for the path of one of them or of their children."""
+    """``path`` without ``.segments.N``: the path that the module has in a layer that is not cut into segments."""
     return SEGMENT.sub("", path)

@@ -23,7 +23,7 @@ Projection = Literal["gate_proj", "up_proj", "down_proj"]
 
 
 def expert_shard(num_experts: int, columns: int, ctx: StageContext) -> Shard:
-    """Range of the experts, or of the columns of every expert, by (tensor-parallel size, rank)."""
+    """Function of (tensor-parallel size, rank) that returns the rank's range of the experts, or of the columns of every expert."""
     return partial(shard_experts, num_experts) if ctx.experts == "whole" else partial(shard_columns, columns)
 
 
@@ -31,7 +31,7 @@ class RoutedExperts(WeightedModule):
     """Routed gated MLPs of one shape; the caller sums their partial results over the ranks.
 
     Experts are loaded and packed one by one, so a layer's unpacked experts are never in memory together. If the checkpoint stores all of
-    them quantized in one form, they stay quantized; otherwise each is dequantized.
+    them quantized in one ``QuantLayout``, they stay quantized; otherwise each is dequantized.
 
     Args:
         num_experts: experts of the layer, over all ranks.
@@ -215,7 +215,7 @@ class RoutedExperts(WeightedModule):
 
 
 class SegmentedExperts(nn.Module):
-    """Routed experts of a reproducible run, cut into segments (see ``SegmentSum``); arguments as of ``RoutedExperts``."""
+    """Routed experts of a reproducible run, cut into segments (see ``SegmentSum``). The arguments are those of ``RoutedExperts``."""
 
     def __init__(self, num_experts: int, columns: int, hidden_size: int, ctx: StageContext, *others: Any, **named: Any):
         super().__init__()
@@ -239,6 +239,6 @@ class SegmentedExperts(nn.Module):
 def make_routed_experts(
     num_experts: int, columns: int, hidden_size: int, ctx: StageContext, *others: Any, **named: Any
 ) -> RoutedExperts | SegmentedExperts:
-    """This rank's experts; the caller passes their result to ``StageContext.sum_partials``. Arguments as of ``RoutedExperts``."""
+    """Make this rank's experts, with the arguments of ``RoutedExperts``. The caller passes their result to ``StageContext.sum_partials``."""
     make = RoutedExperts if ctx.row_parallel is None else SegmentedExperts
     return make(num_experts, columns, hidden_size, ctx, *others, **named)

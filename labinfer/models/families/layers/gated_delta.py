@@ -187,7 +187,7 @@ def _channel_parts(name: str, config: GatedDeltaConfig, shard: HeadShard) -> lis
 
 
 def _input_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
-    """This rank's rows of queries, keys, values and z."""
+    """This rank's rows of the input projection: queries, keys, values, and z (the output gate)."""
     key_size, value_size, heads = config.key_size, config.value_size, range(*shard.query)
     if not config.stored_by_key_head:
         z = _join("in_proj_z", config.num_value_heads * value_size, [head * value_size for head in heads], value_size)
@@ -206,7 +206,7 @@ def _input_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
 
 
 def _gate_parts(config: GatedDeltaConfig, shard: HeadShard) -> list[Part]:
-    """This rank's rows of b for each value head, then of a for each."""
+    """This rank's rows of the projections to b (step size) and a (decay): b of each value head, then a of each value head."""
     if not config.stored_by_key_head:
         return [(name, config.num_value_heads, shard.query) for name in ("in_proj_b", "in_proj_a")]
     group = config.num_value_heads // config.num_key_heads

@@ -59,7 +59,7 @@ class Mixture(nn.Module):
                 self.shared_expert_gate = ReplicatedLinear(hidden_size, 1, ctx)
 
     def calls(self) -> Iterator[FunctionCall]:
-        """Call of the experts, if this rank holds any."""
+        """Call of the function ``experts``, for autotuning; none if this rank holds no experts."""
         return self.experts.experts_calls(self.gate.config.num_chosen)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:

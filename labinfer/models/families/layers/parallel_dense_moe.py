@@ -53,7 +53,7 @@ class ParallelDenseMoE(nn.Module):
         )
 
     def calls(self) -> Iterator[FunctionCall]:
-        """Call of the experts, if this rank holds any."""
+        """Call of the function ``experts``, for autotuning; none if this rank holds no experts."""
         return self.experts.experts_calls(self.gate.config.num_chosen)
 
     def forward(self, x_TD: torch.Tensor, hidden_TD: torch.Tensor) -> torch.Tensor:
