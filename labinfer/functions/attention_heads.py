@@ -45,4 +45,4 @@ class QKVHeads:
     interleaved: bool = False
     """Whether rope rotates the interleaved pairs of dimensions (2r, 2r + 1) instead of (r, r + R/2)."""
     norms: HeadNorms | None = None
-    """QK norms; None without."""
+    """QK norms; None if the layer has none."""

@@ -42,7 +42,7 @@ MAX_SPREAD = 1.15
 """Largest ratio of median to minimum time (geometric mean over all timings) that counts as an idle machine. Decision 14 has the
 measurements."""
 MAX_STARTS = 4
-"""Maximum number of starts that measure: a machine that is never idle gives no better times."""
+"""Maximum number of program starts at which candidates are timed: on a machine that is never idle, more give no better times."""
 ONE_FOR_ALL = frozenset({"paged_attention"})
 """Targets with one implementation for all buckets, so that a token gets the same bits in any batch."""
 
@@ -57,10 +57,10 @@ class Timing(msgspec.Struct, frozen=True):
     medians: list[float]
     """Median times in seconds: larger than the minimum if other processes took cores or memory bandwidth."""
     starts: int = 1
-    """Number of starts whose times are merged here."""
+    """Number of program starts whose times are merged here."""
 
     def merge(self, other: Timing) -> Timing:
-        """Element-wise minimum with a candidate's times at another start: load on the machine only adds time."""
+        """Element-wise minimum with a candidate's times from another program start: load on the machine only adds time."""
         return msgspec.structs.replace(
             self,
             seconds=list(map(min, self.seconds, other.seconds)),
@@ -138,7 +138,7 @@ def benchmark(
 
 
 def is_disturbed(times: Times) -> bool:
-    """Whether the machine was busy while ``times`` were measured, so that another start may give better ones.
+    """Whether the machine was busy while ``times`` were measured, so that timing again at the next program start may give better ones.
 
     Uses the geometric mean over all timings. A single median tells nothing: with few calls it may be twice the minimum even on an idle
     machine.
@@ -153,7 +153,7 @@ def is_disturbed(times: Times) -> bool:
 
 
 def merge(times: Times, others: Times) -> Times:
-    """Merge the times of equal candidates at several starts."""
+    """Merge the times of equal candidates from several program starts."""
     return {
         target: [timing.merge(other) for timing, other in zip(times[target], timings, strict=True)]
         for target, timings in others.items()

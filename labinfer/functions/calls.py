@@ -32,9 +32,9 @@ from labinfer.functions.protocols import (
 )
 
 CONTEXT = 256
-"""Context length of each sequence before the step."""
+"""Context length of each sequence before a timed step, in tokens."""
 MOST_DECODES = 32
-"""Up to this many rows, each row is a decode of its own sequence; more rows are a chunk of one prompt, as in most batches."""
+"""Maximum rows of a timed batch that are decodes of one sequence each; more rows are a chunk of one prompt, as in most batches."""
 PATTERN = 1 << 20
 """Number of distinct random values, repeated to fill larger tensors: generating more takes longer than the calls to be timed."""
 
@@ -97,7 +97,7 @@ class CallSetting:
         """
 
     def fill_states(self, states: torch.Tensor, batch: AttentionBatch) -> None:
-        """Fill the state of each sequence of the batch, (B, …), with values as in a run. Does nothing here."""
+        """Fill the state of each sequence of the batch, (B, …), with values as in a run. Does nothing here; see ``fill``."""
 
 
 class FunctionCall(Protocol):
@@ -135,7 +135,7 @@ class WeightCall(FunctionCall, Protocol):
         ...
 
     def cut(self, part: float) -> WeightCall:
-        """A smaller call, with about the fraction ``part`` of the weights."""
+        """A smaller call that is timed in place of this one, with about the fraction ``part`` of the weights."""
         ...
 
     def pack(self, function: Callable, setting: CallSetting) -> Any:
@@ -169,7 +169,7 @@ class LinearCall:
         return self.outputs * self.inputs
 
     def cut(self, part: float) -> LinearCall:
-        """A smaller product, with the fraction ``part`` of the outputs, rounded up to a multiple of 64."""
+        """A smaller product to time, with the fraction ``part`` of the outputs, rounded up to a multiple of 64."""
         return replace(self, outputs=min(self.outputs, math.ceil(self.outputs * part / 64) * 64))
 
     def pack(self, function: PackWeight, setting: CallSetting) -> PackedWeight:
@@ -293,7 +293,7 @@ class PagedAttentionCall:
 
 
 def step_counts(rows: int) -> list[int]:
-    """New tokens of each sequence of a step with ``rows`` tokens."""
+    """Number of new tokens of each sequence in a timed step with ``rows`` tokens."""
     return [1] * rows if rows <= MOST_DECODES else [rows]
 
 

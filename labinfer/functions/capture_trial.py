@@ -76,7 +76,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureCase:
-    """Trial of a provider's capture with the functions that a run would select. A selection that raises is its failure."""
+    """Trial of a provider's capture with the functions that a run would select. The trial also fails if ``select`` raises an error."""
 
     name: str
     """Name of the provider."""
@@ -87,11 +87,11 @@ class CaptureCase:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Function, name and quantization of the finding."""
+        """Function (``capture``), name and quantization in this case's ``Finding``."""
         return self.finding("works").key
 
     def finding(self, verdict: Verdict, detail: str = "") -> Finding:
-        """The result of this case."""
+        """Make the result of this case."""
         names = (dtype_name(dtype) for dtype in (self.setting.dtype, self.setting.kv_dtype))
         dtype, kv_dtype = names
         return Finding(
@@ -107,7 +107,7 @@ class CaptureCase:
 
     @torch.inference_mode()
     def run(self) -> Finding:
-        """Capture a step, replay it as the next step, and compare both with the step's calls."""
+        """Capture a step, replay it as the next step, and compare the results of both with those of the uncaptured calls."""
         try:
             functions = self.select()
             setting = replace(self.setting, tiled_cache=functions.tiled_cache)
@@ -127,7 +127,7 @@ class CaptureCase:
         return self.finding("wrong", problem) if problem else self.finding("works")
 
     def _difference(self, how: str, got: torch.Tensor, expected: torch.Tensor) -> str:
-        """Difference of a captured or replayed step from the step's calls; empty if within the tolerance."""
+        """Difference of the result of a captured or replayed step (``how``) from that of uncaptured calls; empty if within the tolerance."""
         got, expected = got.cpu().double(), expected.cpu().double()
         error = float((got - expected).abs().max() / expected.abs().max())
         limit = dtype_tolerance(self.setting.dtype)

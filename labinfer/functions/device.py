@@ -36,8 +36,8 @@ class Device:
     captures: Callable[[int], bool] = lambda tp_size: False
     """Whether ``Provider.capture`` captures the steps of a stage of ``tp_size`` ranks, which have collectives if it is more than 1."""
     multiplies: Callable[[QuantLayout], bool] = lambda form: False
-    """Whether functions multiply a checkpoint's quantized weights (GPTQ, AWQ, FP8, GGUF …) that are held in a form. Weights of other
-    forms are dequantized while they are loaded."""
+    """Whether functions multiply a checkpoint's quantized weights (GPTQ, AWQ, FP8, GGUF …) in the given layout directly. Weights in other
+    layouts are dequantized while they are loaded."""
     open_energy_counter: Callable[[torch.device], Callable[[], float]] = no_energy_counter
     """Opens the energy counter of a device of this rank: a function that returns joules since an arbitrary time, and never decreases. Any
     thread may call it, also while a step runs. An exception of either says why the energy cannot be read."""

@@ -29,7 +29,7 @@ def drop_with_layout(registry: FunctionRegistry, function: str, name: str, quant
 
 
 def _replaces(item: Implementation, gone: Implementation) -> bool:
-    """Whether ``item`` serves every device, dtype and weight layout that ``gone`` served."""
+    """Whether ``item`` supports every device, dtype and weight layout that the removed implementation ``gone`` supported."""
     devices = not item.devices or bool(gone.devices) and set(gone.devices) <= set(item.devices)
     dtypes = not item.dtypes or bool(gone.dtypes) and set(gone.dtypes) <= set(item.dtypes)
     return devices and dtypes and (item.layout, item.quantization) == (gone.layout, gone.quantization)

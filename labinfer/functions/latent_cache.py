@@ -26,12 +26,12 @@ class LatentCache:
 
     @property
     def latents(self) -> TokenPool:
-        """Normalized latents, (L)."""
+        """Pool of the normalized latents, an entry (L) per token."""
         return self._part(0, 0, self.rank)
 
     @property
     def keys(self) -> TokenPool:
-        """Rotary parts of the keys, (R)."""
+        """Pool of the rotary parts of the keys, an entry (R) per token."""
         return self._part(1, self.rank, self.latent.shape[2])
 
     def _part(self, index: int, begin: int, end: int) -> TokenPool:

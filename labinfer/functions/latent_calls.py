@@ -31,7 +31,7 @@ class LatentSizes:
         return self.unrotated + self.rotated
 
     def cache(self, num_blocks: int, setting: CallSetting) -> LatentCache:
-        """A cache of zeros."""
+        """A latent cache of zeros."""
         shape, device = (num_blocks, setting.block_size), setting.device
         latent, scale = torch.zeros(*shape, self.rank + self.rotated, dtype=setting.kv_dtype, device=device), None
         if setting.kv_dtype == torch.int8:

@@ -53,8 +53,8 @@ class PackedExperts(Protocol):
         ``data_EB`` is None."""
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> Iterable[tuple[PackedExperts, bool]]:
-        """Yield (experts, is_last): these experts, in which those that tokens chose are in memory. All at once, or in
-        several parts by ascending id; a part is valid until the next one is requested.
+        """Yield (experts, is_last) for each part of the chosen experts, by ascending id; only the part's experts are in memory. A part is
+        valid until the next one is requested. Without offload, a single part has all experts.
 
         Args:
             ids_TA: experts of each token.

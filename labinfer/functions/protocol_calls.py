@@ -1,4 +1,4 @@
-"""Calls of every function at sizes that divide nothing, so that a device's implementations can be tried without a model.
+"""Calls of every function at sizes that are no multiples of tile sizes, by which a device's implementations are tried without a model.
 
 ``protocol_calls`` lists them. The classes here are those that no layer lists in ``calls()``: embedding, quantized weights of checkpoints,
 fused products, routing, sampling.

@@ -26,7 +26,7 @@ class Provider:
       pool, including the unused end of a sequence's last block, may hold NaN, and 0 times NaN is NaN.
     - It keeps no reference to its arguments: their memory is reused.
 
-    Implementations of plugins, and of accelerators, are tried beside the reference before a run uses them, and dropped if they fail;
+    Implementations of plugins, and of accelerators, are compared with the reference before a run uses them, and dropped if they fail;
     see ``trial``. Small steps that call one of them are not captured on CPUs, as it may read the batch's lists.
     """
 

@@ -198,7 +198,7 @@ class FunctionRegistry:
         Args:
             overrides: implementation names by function; they take precedence over ``choice``.
             quantization: that of the run, see ``kind_quantization``.
-            choice: the fastest implementations as measured; the preferred implementation for targets that it lacks.
+            choice: the fastest implementations as measured. Targets that it lacks get the preferred implementation.
 
         Raises:
             UserError: a function or implementation does not exist, the given ones read weights in different layouts, or a layout lacks a function.

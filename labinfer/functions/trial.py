@@ -47,7 +47,7 @@ TRANSIENT = ("lacks memory", "not tried")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a ``TrialCase``: whether one implementation gives what the reference gives."""
+    """Result of a ``TrialCase``: whether the results of one implementation match those of the reference."""
 
     function: str
     name: str
@@ -145,7 +145,7 @@ class TrialCase:
         return self.function, self.item.name, self.quantization
 
     def finding(self, verdict: Verdict, detail: str = "", seconds: Sequence[float] = (0.0, 0.0)) -> Finding:
-        """The result of this case."""
+        """Make the result of this case."""
         return Finding(
             function=self.function,
             name=self.item.name,
@@ -161,8 +161,8 @@ class TrialCase:
 
 
 def is_tried(item: Implementation, device: torch.device) -> bool:
-    """Whether an implementation is tried before a run uses it: those of plugins, and those that are for accelerators. The CPU kernels
-    that ship are tested with LABInfer."""
+    """Whether an implementation is tried before a run uses it: true for those of plugins and of accelerators. The CPU kernels that
+    LABInfer ships have unit tests instead."""
     return bool(item.plugin) or bool(item.devices) and device.type != "cpu"
 
 
@@ -172,7 +172,7 @@ def make_cases(
     calls: Sequence[FunctionCall],
     is_tried: Callable[[Implementation, torch.device], bool] = is_tried,
 ) -> Iterator[TrialCase]:
-    """Cases of all implementations that are to be tried, in the same order for equal arguments: one for each implementation and call first,
+    """Cases of all implementations to try, in an order that depends on the arguments only: first one for each implementation and call,
     then those with other numbers of tokens."""
     settings = tuple(settings)
     for rows in TRIED_ROWS:
@@ -232,7 +232,7 @@ class Trials:
         return case.finding("works", "", self._time(case) if self._is_timed else (0.0, 0.0))
 
     def _expect(self, case: TrialCase) -> list[list[TrialResult]]:
-        """Results that count as right: the reference's, and for quantized weights also those without rounding of the inputs to 8 bits."""
+        """Results that are accepted: the reference's, and for quantized weights also those without rounding of the inputs to 8 bits."""
         key = (case.call, case.rows, case.setting)
         if key not in self._expected:
             setting = replace(case.setting, device=CPU)
@@ -245,7 +245,7 @@ class Trials:
         return self._expected[key]
 
     def _judges(self, case: TrialCase, setting: CallSetting) -> Iterator[tuple[Callable, Callable | None]]:
-        """Reference functions, each with its packing."""
+        """Reference functions whose results the case may match, each with the function that packs its weights, if any."""
 
         def find(function: str) -> Callable | None:
             weights = (

@@ -1,4 +1,4 @@
-"""watch_waits: tells whether a step waits for its device."""
+"""watch_waits: finds out whether a step makes the host wait for its device."""
 
 from __future__ import annotations
 

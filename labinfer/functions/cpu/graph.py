@@ -42,7 +42,7 @@ FIXED = {"dim", "approximate"}
 """Keyword arguments of ``REPEATED`` operations that are constant across steps."""
 # An operation outside of torch has the attribute ``repeats_in_place`` if it is replayed by calling it with the same tensors.
 LARGE_BYTES = 1 << 16
-"""Results of at least this size keep their block if no earlier step used it; others are copied."""
+"""Step results of at least this size, in bytes, keep their memory block if no earlier step used it; other results are copied."""
 FACTS = {"data_ptr", "stride", "dim", "size", "__len__", "__get__"}
 """Methods that return neither a tensor nor tensor contents; ``__get__`` is for properties, such as the shape."""
 

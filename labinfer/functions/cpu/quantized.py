@@ -17,10 +17,10 @@ QUAD = 4
 """Inputs that one integer dot-product instruction multiplies."""
 SCALE_BYTES = 2
 HALF = 0.5
-"""``QuantizedWeight.global_scale`` for scales stored as 8-bit exponents with a bias of 127: the table's values are doubled."""
+"""``QuantizedWeight.global_scale`` of weights with power-of-two scales: it halves the values in ``TABLES``, which are stored doubled."""
 CODINGS = tuple(TABLES)
 NONE, ZEROS, MINIMA = range(3)
-"""Enum of group offsets in rounded.h."""
+"""Values of the enum of group offsets in rounded.h: none, zero points, minima."""
 
 
 class CpuQuantized:

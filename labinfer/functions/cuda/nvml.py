@@ -37,7 +37,7 @@ def open_energy_counter(device: torch.device, load: Callable[[str], Any] = ctype
 
 
 def driver_version(load: Callable[[str], Any] = ctypes.CDLL) -> str:
-    """Version of the NVIDIA driver, such as ``570.86.15``; empty where NVML is missing or does not tell, as with the cards of other vendors.
+    """Version of the NVIDIA driver, such as ``570.86.15``; empty if NVML is missing or does not report it, as on GPUs of other vendors.
 
     Args:
         load: loads a library by its name.

@@ -27,7 +27,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def multiplies(form: QuantLayout) -> bool:
     """Whether ``products`` multiplies weights in ``form`` without dequantizing them: codes of 4 and 8 bits in groups of at least 32
-    inputs, or of 8 bits with one scale per output. ``products.can_multiply`` says it of a packed weight."""
+    inputs, or of 8 bits with one scale per output. ``products.can_multiply`` does the same check for a packed weight."""
     return form.bits in (4, 8) and (form.group >= 32 or form.bits == 8 and not form.group)
 
 

@@ -21,12 +21,12 @@ from labinfer.functions.npu.elementwise import HALF_DTYPES
 from labinfer.functions.reference import attention
 
 DECODE_ALIGNMENT, PROMPT_ALIGNMENT = 16, 128
-"""Block sizes are multiples of the first for one new token of each sequence, and of the second for more."""
+"""Block sizes that the operator supports are multiples of 16 if every sequence has one new token, and of 128 otherwise."""
 MAX_BLOCK = 512
 HEAD_ALIGNMENT, MAX_HEAD_SIZE = 16, 512
 MAX_HEADS, MAX_GROUP = 256, 64
 MAX_ENTRY = 65535
-"""Maximum number of keys' dimensions of a token, KV heads times head size."""
+"""Maximum number of elements of a token's keys: KV heads times head size."""
 MAX_CONTEXT = 262144
 """Maximum context length of a decode."""
 MAX_ELEMENTS = 2**31 - 1
@@ -196,12 +196,12 @@ class StepLengths:
         """Run of each recorded call, in the order of the calls."""
 
     def capacity(self, block: int) -> int:
-        """Blocks of a sequence for which a block table has room."""
+        """Number of blocks for which a sequence's block table has room, with ``block`` tokens per block."""
         blocks = -(-max(self.context_lens) // block)
         return 1 << blocks.bit_length() if self.is_recorded else blocks
 
     def note(self, run: Run) -> list[int]:
-        """Key lengths of a call for ``run``, which is noted if the step is recorded."""
+        """Key lengths of the call for ``run``. Appends ``run`` to ``runs`` if the step is recorded."""
         if self.is_recorded:
             self.runs.append(run)
         return run.key_lengths(self.context_lens)
@@ -217,7 +217,7 @@ class StepLengths:
 
 
 def _can_attend(q_THP: torch.Tensor, cache: LayerCache, heads: AttentionHeads) -> bool:
-    """Whether the operator has these dtypes, heads and pools."""
+    """Whether the operator supports the dtypes, heads and pools of these arguments."""
     num_heads, size = q_THP.shape[1:]
     groups = set(heads.head_ptr.diff().tolist())
     return (
@@ -248,7 +248,7 @@ def _is_ragged_case(q_THP: torch.Tensor, context_lens: Sequence[int], cache: Lay
 
 
 def _new_tokens(q_THP: torch.Tensor, batch: AttentionBatch, num_sequences: int) -> list[int]:
-    """New tokens of each sequence; reads the batch's list only if the shapes do not tell."""
+    """Number of new tokens of each sequence; reads the batch's list only if the number does not follow from the shapes."""
     if batch.has_single_rows(q_THP) or num_sequences == 1:
         return [len(q_THP) // num_sequences] * num_sequences
     return [end - begin for begin, end in pairwise(batch.row_ptr)]

@@ -23,7 +23,7 @@ class NpuGraph:
 
     Args:
         capture: the capture that records the calls.
-        run: the calls; they read the tensors of the captured step, at whose addresses those of later steps are.
+        run: makes the calls. They read tensors at the addresses of the captured step; later steps write their inputs there.
         out: output tensor of the calls.
         batch: batch of the captured step; None if the calls read no lengths.
     """
@@ -55,7 +55,7 @@ class NpuGraph:
         self._graph.replay()
 
     def _can_record(self, batch: AttentionBatch) -> bool:
-        """Capture the calls for ``batch``; False if they cannot be captured, which leaves the earlier graph in place."""
+        """Try to capture the calls for ``batch``. Returns False if that fails, and then keeps the earlier graph."""
         if self._capture.is_disabled:
             return False
         try:
@@ -133,7 +133,7 @@ class NpuCapture:
 
     @contextmanager
     def attending(self, lengths: StepLengths | None):
-        """Let attention take the context lengths from ``lengths`` while the batch has none."""
+        """Context manager in which attention takes context lengths from ``lengths`` if the batch's lists are ``HostReadGuard``."""
         self._attention.lengths = lengths
         try:
             yield

@@ -49,7 +49,7 @@ def _is_grouped(rule: RoutingRule) -> bool:
 
 
 def _can_route(rule: RoutingRule, num_experts: int) -> bool:
-    """Whether the operator has this rule for this number of experts."""
+    """Whether the operator supports ``rule`` for this number of experts."""
     if rule.scores == "chosen" or rule.scores == "sigmoid" and not rule.normalized:
         return False
     groups, chosen = (rule.num_groups, rule.num_chosen_groups) if _is_grouped(rule) else (1, 1)

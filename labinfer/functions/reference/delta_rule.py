@@ -115,7 +115,7 @@ def _l2_norm(x_TKP: torch.Tensor) -> torch.Tensor:
 
 
 def _select_heads(x_TKP: torch.Tensor, key_heads_H: torch.Tensor) -> torch.Tensor:
-    """Key head of each value head: (T, K, P) → (T, H, P). ``key_heads_H`` is in host memory, so an accelerator would copy it as an index."""
+    """Key head of each value head: (T, K, P) → (T, H, P). Uses ints, as indexing by the host tensor ``key_heads_H`` would copy it to the device."""
     return torch.stack([x_TKP[:, head] for head in key_heads_H.tolist()], dim=1)
 
 

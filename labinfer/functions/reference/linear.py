@@ -15,7 +15,7 @@ def linear(x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None 
 
 
 def pack_weight(weight_OI: torch.Tensor) -> DenseWeight:
-    """Wrap a loaded matrix without a copy; the caller gives it up."""
+    """Wrap a loaded matrix without a copy; the caller must not change it afterwards."""
     return DenseWeight(weight_OI, *weight_OI.shape)
 
 

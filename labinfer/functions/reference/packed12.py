@@ -48,7 +48,7 @@ class Packed12Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in a kernel's packed format; on the meta device without patches, as the weights are unknown."""
+        """Bytes in a kernel's packed format. On the meta device, weights without a code (patches) are unknown and not counted."""
         return self.lower_OI.nbytes + self.codes_N.nbytes + PATCH_BYTES * len(self.places_M)
 
     def clone(self) -> Packed12Weight:
@@ -56,7 +56,7 @@ class Packed12Weight:
 
 
 def pack_weight(weight_OI: torch.Tensor) -> Packed12Weight:
-    """Compress a bfloat16 matrix to 12 bits a weight; the caller gives it up."""
+    """Compress a bfloat16 matrix to 12 bits a weight."""
     outputs, inputs = weight_OI.shape
     if weight_OI.is_meta:
         lower_OI, codes_N = (

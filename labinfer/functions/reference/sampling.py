@@ -23,7 +23,7 @@ from labinfer.functions.draw import Draw
 GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 MIX_2 = 0x94D049BB133111EB - (1 << 64)
-"""SplitMix64 (Steele, Lea & Flood 2014, OOPSLA), as signed 64-bit integers, whose overflow wraps like that of unsigned ones."""
+"""Constants of the generator SplitMix64 (Steele, Lea & Flood 2014, OOPSLA), as int64, which wraps on overflow as uint64 does."""
 LIKELIEST = 2.0**40
 """Integer weight of the largest logit in sums of probabilities: 2**23 such weights fit into 64 bits."""
 FIRST_LOOK = 1024
@@ -86,7 +86,7 @@ def candidates(scaled_V: torch.Tensor, params: DrawParams) -> torch.Tensor:
 
 
 def _largest(scaled_V: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the ``count`` largest, in descending order; ties by ascending id."""
+    """Ids of the ``count`` largest logits, in descending order; ties by ascending id."""
     if count >= scaled_V.shape[0]:
         return scaled_V.argsort(descending=True, stable=True)
     last = scaled_V.topk(count).values[-1]
