@@ -38,15 +38,15 @@ class _UnreadPart(msgspec.Struct, tag_field="type"):
 
 
 class ImagePart(_UnreadPart, tag="image_url"):
-    """Refused: models here read text only."""
+    """Image in a message. Such requests are refused, as only text is supported."""
 
 
 class AudioPart(_UnreadPart, tag="input_audio"):
-    """Refused: models here read text only."""
+    """Audio in a message; refused like ``ImagePart``."""
 
 
 class FilePart(_UnreadPart, tag="file"):
-    """Refused: models here read text only."""
+    """File in a message; refused like ``ImagePart``."""
 
 
 UNREAD_PARTS = (ImagePart, AudioPart, FilePart)
@@ -109,7 +109,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageBuilder:
-    """Builds a message from several parts. If the text is empty, the next one replaces it.
+    """Builds a message from several texts. The first text that is added replaces an empty content.
 
     Args:
         role: name of the role in chat templates.

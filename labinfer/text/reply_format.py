@@ -35,7 +35,7 @@ class ReasoningDelimiters(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class CallForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The text of tool calls in a model's replies, with placeholders; by it, calls can be forced."""
+    """The text of tool calls in a model's replies, with placeholders, from which grammars that force calls are made."""
 
     text: str
     """Text of one call, with the placeholders ``{name}``, ``{arguments}`` and, if calls are numbered, ``{index}``."""

@@ -84,8 +84,8 @@ class FastBackend:
         self._letter = self._find_letter() if self._rules is None else None
 
     def _find_letter(self) -> int | None:
-        """Id of a token that is a single letter. If such a token precedes others, the library decodes them as inside a
-        text. None if that makes no difference."""
+        """Id of a token that is a single letter, to decode other tokens after it: at the beginning of a text, the library drops a leading
+        space. None if it does not."""
         space = self._tokenizer.token_to_id(SPACE)
         if space is None or self._decode([space]):
             return None

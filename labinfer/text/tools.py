@@ -33,7 +33,7 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     parameters: dict[str, Any] | None = None
     """JSON schema of the object with all arguments; None for a function without parameters."""
     strict: bool | None = None
-    """True if an error is raised when a call is forced, and a grammar cannot fully enforce the schema."""
+    """Whether a request that forces a call of this function is refused if a grammar cannot fully enforce the schema."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

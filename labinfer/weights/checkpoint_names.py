@@ -28,7 +28,7 @@ class CheckpointNames:
     root: str = "model"
     """First segment in this checkpoint, once resolved; empty if names begin with ``layers.`` and ``embed_tokens.``."""
     has_draft_layers: bool = False
-    """Whether MTP layers may follow the model's own layers (``model.layers.N`` …); they are not loaded either."""
+    """Whether MTP layers may follow the model's own layers (``model.layers.N`` …). Like ``ignored`` tensors, they are not loaded."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
         """Copy for the root of a checkpoint that has ``tensors``.

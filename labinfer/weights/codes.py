@@ -4,10 +4,10 @@ A weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or ``scale
 stored in words of 32 bits along the inputs of each output, the first input in the lowest bits, whatever order a checkpoint has. So
 packing for a kernel is independent of formats, and formats are independent of kernels.
 
-Codes of 5 bits take five words for each 32 inputs, in the order in which kernels unpack them. Each of the last four
-words holds 8 inputs: its bytes have a code of the first four inputs in their lowest bits, and the upper 3 bits of one
-of the second four above. The lower 2 bits of the second four are in the first word; those for the second word are in
-the lowest bits of its bytes.
+Codes of 5 bits take five words for each 32 inputs, in the order in which kernels unpack them. Words 1 to 4 hold 8 inputs
+each: byte i of a word has the code of its input i in the lower 5 bits, and the upper 3 bits of the code of its input
+i + 4 above them. Word 0 has the lower 2 bits of the latter codes: its byte i has those of word w in bits 2w - 2 and
+2w - 1.
 """
 
 from __future__ import annotations

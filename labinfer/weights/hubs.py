@@ -194,7 +194,7 @@ def find_hub(name: str) -> Hub:
     """The hub called ``name``.
 
     Raises:
-        UserError: there is no such hub. As ``--hub`` has been checked, the name is that of $LABINFER_HUB.
+        UserError: there is no such hub. The message names $LABINFER_HUB, as the value of ``--hub`` has been checked before.
     """
     if name not in HUBS:
         raise UserError(f"LABINFER_HUB={name!r} is not a hub: set it to one of {', '.join(HUBS)}, or unset it")

@@ -223,7 +223,7 @@ def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:
 
 
 def _hold_as_stored(model: nn.Module, checkpoint: CheckpointReader, names: CheckpointNames) -> None:
-    """Hold modules in floating point whose tensors are unquantized although the config does not say so.
+    """Switch modules to floating point if their tensors are unquantized although the config does not say so.
 
     Configs list unquantized modules, but not experts, which are no modules in Transformers.
     """

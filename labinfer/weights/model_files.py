@@ -58,11 +58,11 @@ class ModelFiles:
         return None
 
     def weight_files(self) -> list[Path]:
-        """Paths of the weight files, by their names only; excludes the other files of a directory."""
+        """Paths of the weight files, without the other files of a directory. Finds them by name and does not open them."""
         return [self.path]
 
     def has_head(self) -> bool:
-        """Whether the model has an LM head. True if the files cannot be read. A head that is tied to the embedding counts."""
+        """Whether the model has an LM head, its own or one tied to the embedding. True if the files cannot be read."""
         return True
 
     def has_different_head(self, names: CheckpointNames) -> bool:

@@ -77,7 +77,7 @@ class PackedFiles:
 
     def open(self, slices: str, functions: LoadFunctions) -> dict[str, State] | None:
         """States of the modules with the slice digest ``slices``, in memory that is shared by all processes that map
-        the file; None without a usable file.
+        the file; None if there is no usable file.
 
         Removes a file that is damaged, has other contents, or may belong to another user."""
         path = self.path(slices)

@@ -47,7 +47,7 @@ def start_reading_ahead(
     def read() -> None:
         try:
             directory = resolve_model(model, model_dir, may_download=False, hub=hub)
-            packed = cache.started_so(checkpoint_digest(directory), options) if cache is not None else []
+            packed = cache.written_with(checkpoint_digest(directory), options) if cache is not None else []
             for path in packed[part::num_parts]:
                 with open_own(path) as file:
                     read_mapped(file) or read_part([path], 0, 1)

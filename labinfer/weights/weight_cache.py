@@ -1,4 +1,4 @@
-"""WeightCache: a folder of files with packed weights, one for each slice of a checkpoint in one form; no torch.
+"""WeightCache: a folder of files with packed weights, one for each rank's slice of a checkpoint and way of packing it; no torch.
 
 A file contains the data (tensors aligned to 64 bytes), a header, and a trailer with the header's position and digest, so a truncated
 file has no trailer. The header identifies the checkpoint and the packing; readers compare it with their request. A file is renamed to its
@@ -128,12 +128,12 @@ class WeightCache:
 
     @cached_property
     def code(self) -> str:
-        """Digest of the code, constant during a run."""
+        """Digest of the packing code (see ``code_digest``), constant during a run."""
         return code_digest()
 
     @classmethod
     def from_home(cls, gib: float) -> WeightCache | None:
-        """This user's cache; None if its size limit is 0, or without a home directory."""
+        """This user's cache; None if its size limit is 0 or the user has no home directory."""
         try:
             return cls(compiler.default_cache(), int(gib * GIB)) if gib else None
         except compiler.NoCompiler:
@@ -158,7 +158,7 @@ class WeightCache:
         ``check_checkpoint`` then."""
         return bool(self._headers(checkpoint))
 
-    def started_so(self, checkpoint: str, options: str) -> list[Path]:
+    def written_with(self, checkpoint: str, options: str) -> list[Path]:
         """Cache files of a checkpoint, written by the current code in a launch whose options have the digest
         ``options``."""
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]

@@ -101,9 +101,9 @@ class Formats:
 
     choose: FormByName = field(repr=False, compare=False)
     quantization_config: Mapping[str, Any] | None = None
-    """Object in config.json; None without one. Checkpoints with equal objects are stored alike."""
+    """Value of this key in config.json; None if the config lacks it. Checkpoints with equal values have equal formats."""
     notes: Sequence[str] = field(default=(), repr=False, compare=False)
-    """Remarks about formats, added while formats are looked up, one line each."""
+    """Remarks about formats for the user, one line each, added while formats of matrices are looked up."""
     path: str = field(default="", repr=False, compare=False)
     """Path of the config.json."""
 

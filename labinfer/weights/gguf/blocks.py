@@ -32,7 +32,7 @@ class Numbers:
     minima_NG: torch.Tensor | None = None
     """Minima of the groups, float32; None if all are zero."""
     codes_NS: torch.Tensor | None = None
-    """int16 indices into a lookup table; None without one."""
+    """int16 indices into the lookup table of the block type; None if it has no table."""
 
     @property
     def values_NS(self) -> torch.Tensor:

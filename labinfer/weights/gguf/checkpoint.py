@@ -255,7 +255,7 @@ def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
 
 
 def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
-    """Indices in the file of the rows (or columns) in the range ``numbers`` of the checkpoint's order."""
+    """Indices in the file of the rows (or columns) with the indices ``numbers`` (a range) in the checkpoint."""
     return torch.arange(*numbers) if order is None else order.stored(*numbers)
 
 

@@ -36,7 +36,7 @@ OLD_KEYS = {
 
 
 def read_pooling(model: Path) -> PoolingConfig | None:
-    """Pooling by ``modules.json``; None without this file.
+    """Pooling that ``modules.json`` describes; None if there is no such file.
 
     Raises:
         UserError: a file is invalid.

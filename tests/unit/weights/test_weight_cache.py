@@ -228,10 +228,10 @@ def test_starts_alike_know_their_files(cache, checkpoint, monkeypatch):
     monkeypatch.setattr("labinfer.weights.weight_cache.code_digest", lambda: "1")
     path = keep(files_of(cache, checkpoint))
     digest = checkpoint_digest(checkpoint)
-    assert cache.started_so(digest, "o") == [path]
-    assert not cache.started_so(digest, "p") and not cache.started_so("x", "o")
+    assert cache.written_with(digest, "o") == [path]
+    assert not cache.written_with(digest, "p") and not cache.written_with("x", "o")
     monkeypatch.setattr("labinfer.weights.weight_cache.code_digest", lambda: "2")
-    assert not WeightCache(cache.folder, 1 << 30).started_so(digest, "o")
+    assert not WeightCache(cache.folder, 1 << 30).written_with(digest, "o")
 
 
 def test_weights_that_a_plugin_decodes_are_kept_for_each_version_of_it(cache, checkpoint, monkeypatch, add_part):
@@ -243,8 +243,8 @@ def test_weights_that_a_plugin_decodes_are_kept_for_each_version_of_it(cache, ch
     assert version("1").code == version("2").code == cache.code
     add_part("weight_format", "ideas", len)
     path = keep(files_of(version("1"), checkpoint, code=version("1").code))
-    assert version("1").started_so(checkpoint_digest(checkpoint), "o") == [path]
-    assert not version("2").started_so(checkpoint_digest(checkpoint), "o")
+    assert version("1").written_with(checkpoint_digest(checkpoint), "o") == [path]
+    assert not version("2").written_with(checkpoint_digest(checkpoint), "o")
 
 
 def test_folders_on_networks_are_not_written_to(cache, checkpoint, monkeypatch, tmp_path):
