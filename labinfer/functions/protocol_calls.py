@@ -65,7 +65,7 @@ class PackedCall:
 
     def bind(self, function: Callable, rows: int, setting: CallSetting) -> Callable[[PackedWeight], object]:
         if self.function == "embedding":
-            first = self.outputs // 2  # some ids are before and some behind this rank's slice
+            first = self.outputs // 2  # some ids are before this rank's slice, some after it
             ids_T = (torch.arange(rows, device=setting.device) * 7919) % (2 * self.outputs)
             return lambda table: function(ids_T, table, first)
         x_TI = setting.random(rows, self.inputs)

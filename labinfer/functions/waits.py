@@ -28,7 +28,7 @@ def watch_waits(run: Callable[[], torch.Tensor], backend: ModuleType) -> tuple[t
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = hear
-        backend.set_sync_debug_mode("warn")  # which warns that it is a prototype feature
+        backend.set_sync_debug_mode("warn")  # this call itself warns that it is a prototype
         try:
             out = run()
         finally:

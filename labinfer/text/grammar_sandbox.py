@@ -60,7 +60,7 @@ class GrammarSandbox:
         self._need_tokenizer = need_tokenizer
         self._helper: HelperProcess | None = None
         self._trying = threading.Lock()
-        self._lock = threading.Lock()  # of ``_verdicts``, held briefly
+        self._lock = threading.Lock()  # protects ``_verdicts``; held briefly
         self._verdicts: dict[str, str] = {}  # problem by grammar, empty if valid; most recently used last
 
     def check(self, form: StructuredOutputs, before: str = "", field: str = "structured_outputs") -> None:
@@ -138,7 +138,7 @@ class GrammarSandbox:
             raise UserError(f"structured_outputs cannot be used with {self._helper.argument}: {error}") from None
 
 
-# Inside the trial process:
+# Code that runs in the helper process:
 
 
 def main(json_file: str) -> None:

@@ -186,7 +186,7 @@ def _read_bytes(stream: BinaryIO, count: int) -> bytes:
     return bytes(data)
 
 
-# Inside the process:
+# Code that runs in the helper process:
 
 
 def answer_messages(

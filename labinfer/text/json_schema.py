@@ -30,7 +30,7 @@ UNHELD_KEYWORDS = frozenset(
 values."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-)  # llguidance's
+)  # those that llguidance supports
 JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 OTHER_TYPE_NAMES = {
     "float": "number",

@@ -48,8 +48,8 @@ class ReplyParser:
         self._template, self._parallel, self._offers = template, parallel, bool(tools)
         self._reader = CallReader(tools or [], make_id)
         self._text = ""
-        self._begin = 0  # text before it is decided
-        self._end = 0  # of the window
+        self._begin = 0  # text before this position has been parsed
+        self._end = 0  # end of the window of text that is examined
         self._no_calls_before = 0  # calls are searched from here on: earlier ones have failed
         self._passed: set[tuple[bool, str]] = set()  # delimiters with an empty match at ``_begin``
         self._field = template.leftover

@@ -109,7 +109,7 @@ class _Answer(msgspec.Struct, array_like=True):
     is_too_long: bool = False
 
 
-# Inside the process:
+# Code that runs in the helper process:
 
 
 def main(argument: str) -> None:

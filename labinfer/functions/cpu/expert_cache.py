@@ -126,7 +126,7 @@ class ExpertCache:
         Raises:
             OSError: the file cannot be read. The experts that were being read are then not in memory.
         """
-        for position in list(self._reads):  # left by a step that failed
+        for position in list(self._reads):  # reads that a failed step did not wait for
             with contextlib.suppress(OSError):
                 self._finish(position)
         for position in positions:  # evict cached ones last

@@ -170,7 +170,7 @@ class CpuExperts:
         multiply = partial(self._multiply, x_TD, expert_ids_TA, weights_TA, mlps, out_TD)
         if isinstance(mlps.packed, CpuPackedExperts):
             multiply()
-        else:  # which experts to read depends on the ids
+        else:  # offloaded: a replay must run Python again, as the experts to read depend on the ids
             self._library.run(multiply)
         return out_TD.to(dtype)
 

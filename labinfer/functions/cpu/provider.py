@@ -68,7 +68,7 @@ class CpuProvider(Provider):
 
     def prepare(self, device: torch.device, on_progress: compiler.OnProgress = lambda done, total: None) -> None:
         if device.type != "cpu":
-            with contextlib.suppress(compiler.NoCompiler, OSError):  # not compiled for this: that takes minutes
+            with contextlib.suppress(compiler.NoCompiler, OSError):  # too slow to compile for this alone
                 self._host_library = library.load(library.build(only_ready=True))
             return
         self._processor = compiler.processor()

@@ -189,7 +189,7 @@ def _attend(
     table = tables + tl.load(table_ptr + sequence)
     for tile in range(begin_tile, end_tile):
         key = tile * TILE + tl.arange(0, TILE)
-        is_key = (key >= start) & (key < end)  # others may be NaN
+        is_key = (key >= start) & (key < end)  # other slots of a block may hold NaN
         slot = tl.load(table + key // PAGE, mask=is_key, other=0) * PAGE + key % PAGE
         entry = slot * num_kv + kv_head
         k = tl.load(keys + entry[None, :] * SIZE + p[:, None], mask=inside[:, None] & is_key[None, :], other=0)

@@ -29,7 +29,7 @@ def open_energy_counter(device: torch.device, load: Callable[[str], Any] = ctype
         return millijoules.value / 1e3
 
     handle = ctypes.c_void_p()
-    # torch's number of a GPU is not NVML's where CUDA_VISIBLE_DEVICES hides some
+    # torch and NVML number GPUs differently if CUDA_VISIBLE_DEVICES hides some
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
     read()

@@ -104,7 +104,7 @@ def draw_from_likeliest(scaled_RV: torch.Tensor, draws: DrawTensors) -> torch.Te
     tokens_R = ids_RN.gather(1, best_R1).squeeze(1)
     if count == scaled_RV.shape[1]:
         return tokens_R
-    # Candidates come first in this order. None is missing if a token after them, with all its ties, is included, too.
-    last_R1 = (is_candidate_RN.sum(1, keepdim=True) - 1).clamp(min=0)  # there are none if the largest logit is NaN
+    # Candidates come first in descending order. All are included if a token with a smaller logit than theirs is, too.
+    last_R1 = (is_candidate_RN.sum(1, keepdim=True) - 1).clamp(min=0)  # no candidates if the largest logit is NaN
     least_R1 = values_RN.gather(1, last_R1)
     return tokens_R.masked_fill((least_R1 <= values_RN[:, -1:]).squeeze(1), UNDECIDED)

@@ -295,7 +295,7 @@ def _make_tables(batch: AttentionBatch, run: Run, width: int) -> tuple[torch.Ten
         keys_S = torch.arange(width * run.block, device=first_B.device)
         hidden_BS = keys_S < (first_B % run.block).unsqueeze(1)
     tables_N = batch.tables_N
-    if isinstance(batch.context_lens, HostReadGuard):  # a later step may have more blocks, at the addresses behind
+    if isinstance(batch.context_lens, HostReadGuard):  # a later step writes its longer table to this memory
         spare = tables_N.untyped_storage().nbytes() // tables_N.itemsize - tables_N.storage_offset()
         tables_N = tables_N.as_strided((spare,), (1,))
     index_BN = begins_B.unsqueeze(1) + torch.arange(width, device=tables_N.device)

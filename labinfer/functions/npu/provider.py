@@ -43,7 +43,7 @@ class NpuProvider(Provider):
     device = Device(
         type="npu",
         collectives="hccl",
-        block_size=128,  # that for which attention serves prompts, too
+        block_size=128,  # the smallest size with which the attention operator supports prompts
         captures=lambda tp_size: tp_size == 1,
         multiplies=multiplies,
     )

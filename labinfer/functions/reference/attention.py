@@ -61,7 +61,7 @@ def attend(
     groups = heads.head_ptr.diff().tolist()
     even = len(set(groups)) == 1
     if not even:
-        # of views: an accelerator would copy the counts in every layer
+        # cat of views, not repeat_interleave, which would copy the counts to the accelerator in every layer
         k_HSP, v_HSP = (
             torch.cat([x_KSP[kv].expand(count, -1, -1) for kv, count in enumerate(groups)]) for x_KSP in (k_HSP, v_HSP)
         )

@@ -49,7 +49,7 @@ def drawn_rows_on_host(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> tuple[
     """The drawn rows in host memory, by one copy, and the draws with the numbers of these rows; logits of the CPU are returned unchanged."""
     if logits_BV.device.type == "cpu" or not draws:
         return logits_BV, draws
-    rows_RV = torch.stack([logits_BV[draw.row] for draw in draws])  # of views: an index tensor would be another copy
+    rows_RV = torch.stack([logits_BV[draw.row] for draw in draws])  # indexing by a tensor would copy that tensor, too
     return rows_RV.cpu(), [msgspec.structs.replace(draw, row=index) for index, draw in enumerate(draws)]
 
 

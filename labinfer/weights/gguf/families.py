@@ -41,7 +41,7 @@ EXPERT_STACKS = {
 EXPERTS = {"mlp.gate": "ffn_gate_inp", **EXPERT_STACKS}
 BIASED_EXPERTS = {
     "mlp.router": "ffn_gate_inp",
-    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",  # before the stack, which has no other bias
+    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",  # before ``down_proj``, whose name would match
     **EXPERT_STACKS,
     "self_attn.sinks": "attn_sinks.weight",
 }

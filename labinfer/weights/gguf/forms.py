@@ -60,7 +60,7 @@ def make_formats(file: GgufFile, find: Callable[[str], tuple[GgufTensor, int] | 
             return GgufForm()
         tensor, run = place
         form = FORMS.get(tensor.type.name)
-        is_split = form is not None and run % form.group  # by the column order
+        is_split = form is not None and run % form.group  # the column order divides groups
         return GgufForm(None if is_split else form)
 
     return Formats(choose, {"quant_method": "gguf", "types": coded} if coded else None, path=str(file.path))
