@@ -18,8 +18,8 @@ from labinfer.comm.communicator import Communicator
 from labinfer.comm.send_queue import MAX_SENDS, SendQueue
 
 MAX_BEHIND = 128
-"""Maximum number of pending sends per receiver. Ranks of later stages fall behind: they receive a command later by one
-step per stage."""
+"""Maximum number of pending sends per receiver. A rank receives a command only after its previous step, which in stage s runs
+s steps later than on rank 0."""
 
 
 class ControlChannel:

@@ -13,7 +13,7 @@ from labinfer.comm.communicator import Communicator
 
 SMALL_BYTES, LARGE_BYTES = 64, 1 << 20
 PAIR_SECONDS = 0.1
-"""Approximate time for each message size of a pair."""
+"""Approximate seconds for which messages of one size are timed between two hosts."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 
 

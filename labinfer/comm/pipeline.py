@@ -31,7 +31,7 @@ class Arrival:
 
     step_id: int
     header: torch.Tensor
-    """In host memory, so that checking it does not synchronize with an accelerator."""
+    """``HEADER`` of the message, in host memory, so that checking it does not synchronize with an accelerator."""
     hidden_TD: torch.Tensor
     handles: tuple[Handle, ...]
     source: str

@@ -23,7 +23,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.address_space import explain_by_limit
 
 NEWS_SECONDS = 3.0
-"""Time that a rank that lost a peer waits for the health channel to report the reason."""
+"""Seconds for which a rank that lost a peer waits for the health channel to report the reason."""
 
 
 def describe_failure(error: BaseException) -> str:
@@ -36,7 +36,7 @@ def describe_failure(error: BaseException) -> str:
 
 
 def leave_agreed(error: CollectiveError, group: RankGroup, is_said: bool = False) -> None:
-    """Shut down all ranks after a CollectiveError, which every rank raised. Rank 0 prints it unless ``is_said``."""
+    """Shut down all ranks after a CollectiveError, which every rank raised. Rank 0 prints the error unless it has been printed (``is_said``)."""
     if group.rank == 0 and not is_said:
         write_lines(describe_failure(error))
     group.close()
@@ -46,7 +46,7 @@ def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool
     """Exit this process, and with it the group, after an error that only this rank knows of. Does not return.
 
     Args:
-        speaks: whether to print a UserError. Before the ranks have met, one rank of a node is enough.
+        speaks: whether to print a UserError. Before the ranks have met, only one rank of each node prints it.
     """
     status = ExitStatus.USAGE if isinstance(error, UserError) else ExitStatus.INTERNAL
     if isinstance(error, Interrupted):

@@ -145,7 +145,7 @@ class RankGroup:
         return f"rank {rank} on {self.everyone[rank].node}"
 
     def fail(self, text: str, investigate: bool = False) -> None:
-        """Tell the other ranks that this rank is about to exit because of a failure."""
+        """Tell the other ranks that this rank is about to exit because of a failure, described by ``text``; see ``Failure``."""
         if self.health_channel is not None:
             self.health_channel.fail(text, investigate)
 

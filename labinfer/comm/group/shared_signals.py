@@ -13,7 +13,7 @@ from labinfer.comm.group.signals import SignalGuard
 logger = logging.getLogger(__name__)
 
 ALL_SECONDS = 0.3
-"""Time within which launchers and terminals signal all ranks."""
+"""Seconds within which a launcher or terminal that signals all ranks has signalled each. Then a rank without the signal ends by itself."""
 
 
 def share_signals(signals: SignalGuard, group: RankGroup) -> None:

@@ -20,9 +20,9 @@ GRACE_SECONDS = 5.0
 DEBOUNCE_SECONDS = 1.0
 """Signals closer together than this count as one."""
 NUDGE_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.3)
-"""Delay after each nudge that follows a signal."""
+"""Seconds to wait after each nudge (``SignalGuard`` nudges the main thread after a signal)."""
 NUDGE = signal.SIGURG
-"""Signal of a nudge. Launchers and schedulers ignore SIGURG, and its default action is to do nothing."""
+"""Signal that a nudge sends to the main thread. Launchers and schedulers ignore SIGURG, and its default action is to do nothing."""
 PR_SET_PDEATHSIG = 1
 
 

@@ -17,7 +17,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 from labinfer.comm.spmd.processes import stopped_ancestor, stopped_siblings
 
 TRANSPORT_SECONDS = 2.0
-"""Extra time in which transports with their own timeout may report first."""
+"""Seconds added to the timeout, so that a transport with a timeout of its own reports the error first."""
 POLL_SECONDS = 0.5
 """Interval between checks for stopped ranks."""
 
@@ -60,7 +60,7 @@ def time_limit_for_leaving(environment: LaunchEnvironment, timeout: float) -> It
     """Kill ranks of this machine that are stopped (suspended) for ``timeout`` seconds within the block, in which all ranks leave the
     transport.
 
-    Late ranks have no timeout: a script may do other work before it closes its LLM.
+    Ranks that run but are late have no timeout: a script may do other work before it closes its LLM.
     """
     left = threading.Event()
 

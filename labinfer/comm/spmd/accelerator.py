@@ -1,7 +1,7 @@
 """Accelerators of this rank's machine, as torch and the module of their type (``torch.cuda``, ``torch.npu``, …) describe them.
 
-``torch.accelerator`` has memory figures of a device only if the device's plugin implements them. The modules of device types name
-theirs like those of ``torch.cuda``.
+``torch.accelerator`` has memory figures of a device only if the device's plugin implements them. Otherwise the module of the device
+type has them, under the names of ``torch.cuda``.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def empty_cache() -> None:
 
 
 def _ask(device: torch.device, of_torch: str, of_module: str) -> Any | None:
-    """Result of a function of ``torch.accelerator``, or else of the device type's module; None if neither has it.
+    """Result of function ``of_torch`` of ``torch.accelerator``, or else of ``of_module`` of the device type's module; None if neither exists.
 
     Raises:
-        RuntimeError: the device has failed. If ``torch.accelerator`` raises it, the module is asked first, as it may know more.
+        RuntimeError: the device has failed: both functions raise it, or one raises it and the other does not exist.
     """
     arguments = () if device.index is None else (device.index,)
     failure: RuntimeError | None = None

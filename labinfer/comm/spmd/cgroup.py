@@ -107,7 +107,7 @@ def _inactive_file(folder: Path) -> float:
 
 
 def _text(path: Path) -> str:
-    """Text of a file whose paths may be in any encoding."""
+    """Text of a file. Paths in it may be in any encoding: bytes that are not UTF-8 become surrogates."""
     return path.read_text(errors="surrogateescape")
 
 

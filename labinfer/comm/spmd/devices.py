@@ -115,7 +115,7 @@ def num_sharing(rank: int, devices: Mapping[int, DeviceName], everyone: Sequence
 
 def machine_names(devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]) -> list[str]:
     """Name of the machine of each rank for the planner: its node, or ``node/type`` where the ranks of a node use several device types,
-    whose costs differ. A rank without a device has its node."""
+    whose costs differ. A rank without a device is on the machine named by its node."""
     types: dict[str, set[str]] = {}
     for rank, device in devices.items():
         types.setdefault(everyone[rank].node, set()).add(device.type)

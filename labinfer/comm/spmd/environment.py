@@ -21,7 +21,7 @@ from labinfer.base.config import DEFAULT_HUB
 from labinfer.base.errors import UserError
 
 VISIBLE_DEVICES = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
-"""Variables that make accelerators visible to a process, by device type, unless named like ``CUDA_VISIBLE_DEVICES``."""
+"""Variables that make accelerators visible to a process, by device type. For other types they are named as ``CUDA_VISIBLE_DEVICES`` is."""
 GOMP_SPINCOUNT = "1000"
 """Spin iterations of GNU OpenMP threads at a barrier before they sleep."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
