@@ -221,8 +221,8 @@ class BranchAndBound:
                 self._improve(lines, state, first, last)
 
     def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield possible classes of the first and last stage of the set of units ``state``. ``used`` are the classes
-        that it has units of."""
+        """Yield possible classes of the first and last stage, given the set of units ``state`` and the classes ``used`` of
+        these units."""
         for first in used:
             if self.problem.first and self.problem.first not in self.classes[first].machines:
                 continue

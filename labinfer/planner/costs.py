@@ -189,7 +189,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_bytes: int
     """Bytes of a token's hidden state, as sent between stages and all-reduced over tensor-parallel ranks."""
     embedded_bytes: int = 0
-    """Bytes per token sent between stages in addition to ``hidden_bytes``."""
+    """Bytes per token sent between stages in addition to ``hidden_bytes``: Gemma's per-layer embeddings."""
     embedding_bytes: int
     head_bytes: int
     """Bytes of the LM head's weights, on the last stage."""

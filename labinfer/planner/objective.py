@@ -117,8 +117,8 @@ def cache_room(
 
 
 def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom]:
-    """Cache memory of each stage of a layout, as computed at startup. Stages that share a memory pool their cache
-    memory; ranks without a stage take none."""
+    """Cache memory of each stage of a layout, computed as at the start of a launch. Stages that share a memory pool their
+    cache memory; ranks without a stage take none."""
     used, last = Counter[str](), len(stages) - 1
     for stage in stages:
         used[stage.machine] += stage.costs.tp_size
@@ -135,7 +135,7 @@ def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom
 
 
 def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
-    """KV blocks of a layout, and the capacity of each stage, as computed at startup.
+    """KV blocks of a layout, and the capacity of each stage, computed as at the start of a launch.
 
     Raises:
         UserError: a stage has no room for ``limits.num_kv_blocks``.
@@ -244,7 +244,7 @@ class Criterion:
     num_batches: int = 1
     """Number of micro-batches in flight."""
     num_stages: tuple[int, int] = (1, 1 << 30)
-    """Minimum and maximum number of stages of the layouts to which it applies."""
+    """Minimum and maximum number of stages of the layouts to which the criterion applies."""
     tokens_per_round: float = 0.0
     """Tokens generated in a round of all micro-batches, for throughput."""
 

@@ -153,7 +153,7 @@ def plan_options(
 
 
 def room_options(options: EngineOptions, context: int) -> dict[str, str]:
-    """Values of ``ROOM_OPTIONS`` and ``max_model_len``.
+    """Values, as text, of ``ROOM_OPTIONS`` and ``max_model_len`` in ``options``.
 
     Args:
         context: longest context of the launch, in tokens.

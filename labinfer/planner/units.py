@@ -124,8 +124,8 @@ def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> l
 
 
 def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Iterator[FormLevel]:
-    """Yield the form levels for which ``choose_units`` may have choices, the closest to the preferred forms first. The
-    other arguments are those of ``choose_units``."""
+    """Yield the form levels for which ``choose_units`` may have choices, the closest to the preferred forms first. For the
+    arguments see ``choose_units``."""
     most = [max(0, len(allowed_forms(machines[0], dtypes)) - 1) for machines in _group_machines(cluster)]
     for worst in range(max(most, default=0) + 1):
         for total in range(worst, sum(min(own, worst) for own in most) + 1):

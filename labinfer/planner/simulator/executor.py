@@ -36,7 +36,7 @@ class _MicroBatch:
 
 
 class SimulatedExecutor:
-    """Simulated ``worker/spmd.py``; see ``labinfer.engine.executor.Executor``.
+    """Executor that computes times instead of tokens, in place of ``worker.spmd.SpmdExecutor``; see ``labinfer.engine.executor.Executor``.
 
     Every sampled token is its sequence's id modulo ``vocab_size``. Rank 0 may be in any stage: a first stage runs at the launch of a
     plan, a later one during the wait for a result.

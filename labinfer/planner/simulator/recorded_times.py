@@ -18,7 +18,8 @@ from labinfer.planner.simulator.plan_times import Hop, PlanTimes, StageTimes
 SECOND = 1e9
 """Nanoseconds per second."""
 MOST_BETWEEN = 2_000_000
-"""Longest gap, in nanoseconds, between two engine slices with nothing in flight; after a longer one the engine waited for requests."""
+"""Longest gap, in nanoseconds, between two engine slices with no plan in flight that counts as work. In a longer one the engine waited
+for requests."""
 
 LATEST = 3
 """A receive tells when its message arrived only if it began to wait less than this multiple of the usual transfer time
@@ -45,9 +46,9 @@ class _Step:
 class RecordedTimes:
     """Times from a trace; see ``TimeSource``.
 
-    A plan gets the times of the recorded step with its id. If that step has other numbers of tokens or decodes, or is missing, the plan
-    gets those of the step with the nearest numbers. A message that arrived before its receiver waited for it has no exact time; it
-    counts with at most the median time of the other messages.
+    A plan gets the times of the recorded step with its id. If that step is missing or has other numbers of tokens or decodes than the
+    plan, the plan gets the times of the step with the nearest numbers. A message that arrived before its receiver waited for it has no
+    exact transfer time; it counts with at most the median transfer time of the other messages.
 
     Args:
         tracks: tracks of all ranks; see ``read_trace``.
