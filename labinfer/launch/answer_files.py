@@ -33,7 +33,7 @@ class AnswerFiles:
     find: Callable[[], dict[str, Path]]
     """Returns the paths of the files that this rank reads, by label."""
     stamps: dict[str, str]
-    """``stamp`` of each file, by label, taken before the model was loaded."""
+    """``identity.stamp`` (size, times and inode) of each file, by label, taken before the model was loaded."""
     identity: Identity
     """Identity of all files that any rank reads."""
 

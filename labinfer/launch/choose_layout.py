@@ -124,10 +124,10 @@ def _find_plan(
 
 @contextmanager
 def _named(layout: str) -> Iterator[None]:
-    """Prefix errors with ``--layout``.
+    """Prefix errors of the block with ``--layout`` and its value ``layout``.
 
     Raises:
-        UserError: an error of the block, prefixed.
+        UserError: the block raises one; the text is prefixed.
     """
     try:
         yield

@@ -42,7 +42,7 @@ class Communicators:
     """Ranks of ``stage``, for tensors in host memory. None if ``stage`` itself sends from host memory."""
     activations: Communicator | None
     results: Communicator | None
-    """Sampled results of a step, from the sampling rank to rank 0. ``activations`` and ``results`` are None with one stage."""
+    """Sends sampled results from the sampling rank to rank 0. ``activations`` and ``results`` are None with one stage."""
     machine: Communicator | None
     """Placed ranks of this rank's machine; this rank alone on a spare rank. None with one stage."""
     channel: ControlChannel | None

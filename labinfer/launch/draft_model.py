@@ -132,7 +132,7 @@ class LoadedDraftModel:
         )
 
     def run(self, plan: BatchPlan) -> BatchResult:
-        """Run the tokens of a plan and sample its next tokens."""
+        """Run the tokens of a plan and sample the next token of each entry that asks for one."""
         batch = self._runner.prepare(plan)
         return self._runner.sample(plan, batch, self._runner.run(plan, batch, None))
 

@@ -35,7 +35,7 @@ ANSWERING = {
 """Names of the engine options that affect answers, by section. The layout is not among them, as it changes no answer in
 float32, and none at all with ``--reproducible``."""
 RESOLVED = ("dtype", "quantization", "kv_cache_dtype")
-"""Options in ``ANSWERING`` for which a fingerprint has the values that the layers have."""
+"""Options in ``ANSWERING`` whose resolved values, as layers have them, are in a fingerprint rather than the values of the flags."""
 DEFAULTS = "sampling defaults"
 KERNELS, VERSION = "kernels", "LABInfer version"
 SEPARATOR = "; "
@@ -126,7 +126,7 @@ def file_part(label: str) -> str:
 
 
 def _file_parts(identity: Identity, with_draft: bool) -> dict[str, str]:
-    """Digest of the files of each part. Drafts do not change the tokens that are promised, so a draft model may be left out."""
+    """Digest of the files of each part. ``with_draft`` False leaves out a draft model, as drafts do not change reproducible tokens."""
     labels: dict[str, list[str]] = {}
     for label in identity:
         labels.setdefault(file_part(label), []).append(label)

@@ -13,7 +13,7 @@ from labinfer.comm.spmd.address_space import describe_limit
 
 @contextmanager
 def memory_for(what: str, device: torch.device) -> Iterator[None]:
-    """Turn an out-of-memory error into a UserError. On CPUs, torch raises a plain RuntimeError.
+    """Turn an out-of-memory error of the block into a UserError, which says that ``what`` does not fit on ``device``.
 
     Raises:
         UserError: the memory is exhausted.

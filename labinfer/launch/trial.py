@@ -43,9 +43,9 @@ logger = logging.getLogger(__name__)
 FORM = 3
 """Version of the trials and of their files. Files of other versions are not used."""
 SECONDS = 2.0
-"""Time budget in seconds of the trials at a start, beyond which each implementation has one case."""
+"""Time budget in seconds of the trials at a start. Beyond it, each implementation is tried in one case only."""
 LIMIT = 60.0
-"""Seconds after which the process that tries is given up."""
+"""Timeout of the trial process in seconds."""
 ADVICE = {"hangs": "--autotune again gives it another try"} | dict.fromkeys(TRANSIENT, "start again to try it")
 """Advice by verdict, for verdicts that a later trial may change; for others the implementation must be mended."""
 
@@ -59,7 +59,7 @@ class TrialRecord(msgspec.Struct, frozen=True):
     """Time of the last trials in seconds since 1970."""
 
     def lasting(self) -> TrialRecord:
-        """The record without results that may be others at the next start."""
+        """The record without results that may differ at the next start."""
         transient = {finding.key for finding in self.failed if finding.verdict in TRANSIENT}
         failed = [finding for finding in self.failed if finding.key not in transient]
         return TrialRecord([key for key in self.tried if key not in transient], failed, self.made)
@@ -71,9 +71,9 @@ class TrialOutcome:
 
     findings: list[Finding] = field(default_factory=list)
     keys: set[Key] | None = None
-    """Implementations that the process has; None if it did not get as far as listing them."""
+    """Implementations that exist in the trial process; None if it ended before it listed them."""
     num_cases: int = 0
-    """Number of cases that the process has; 0 without ``keys``."""
+    """Number of cases that the trial process lists; 0 without ``keys``."""
     problem: str = "it had no result"
     """Why the process did not run all its cases; empty if it did."""
 
@@ -93,8 +93,8 @@ def drop_failing(
     """Remove implementations that fail from ``registry``, each with a warning. Results are cached by device, model and versions, so
     only the first start takes time.
 
-    Implementations are first run in another process, see ``trial_process``; those that it cannot have, such as functions of the
-    calling program, in this one.
+    Implementations run in another process, see ``trial_process``. Those that exist only in this process, such as functions of the
+    calling program, run here.
 
     Args:
         model_calls: calls of this rank's layers.
@@ -141,10 +141,10 @@ def drop_failing(
 
 
 def _findings(cases: Sequence[TrialCase], trials: Trials, request: TrialRequest) -> list[Finding]:
-    """Findings about ``cases``: those of a trial process, and those of this process about implementations that the other lacks.
+    """Findings about ``cases``, which run in a trial process, or in this process if their implementation exists only here.
 
-    An implementation that the trial process has but did not reach is not run in this process, which it could end or block. It has a
-    finding "not tried".
+    An implementation that the trial process lists but did not reach gets the finding "not tried". It is not run in this process,
+    which it could crash or block.
     """
     outcome = try_in_process(request, LIMIT)
     if outcome.problem:
@@ -166,12 +166,12 @@ def _findings(cases: Sequence[TrialCase], trials: Trials, request: TrialRequest)
 def _failed(
     path: Path | None, keys: Sequence[Key], try_others: Callable[[Sequence[Key]], list[Finding]], *, anew: bool
 ) -> list[Finding]:
-    """Findings about implementations that fail: those in a cache file, and new ones, which are added to the file. Those that may be others
-    at the next start are used by ranks of this start only. One process at a time makes new ones.
+    """Findings about implementations that fail, from the cache file ``path`` or from new trials, which are added to the file. One process
+    at a time runs trials. A finding that may differ at the next start is used only by ranks of this start.
 
     Args:
-        keys: implementations that the file must have, or that are tried.
-        try_others: gives findings about all implementations but those of its argument.
+        keys: implementations to have findings about; those that the file lacks are tried.
+        try_others: tries all implementations but those of its argument.
         anew: whether to ignore the file.
     """
     begin, nothing = time.time(), TrialRecord()
@@ -215,7 +215,7 @@ def _read(path: Path | None) -> TrialRecord:
 
 
 def try_in_process(request: TrialRequest, limit: float) -> TrialOutcome:
-    """Results of another process, which runs the cases of ``request``; those that it had after ``limit`` seconds."""
+    """Run the cases of ``request`` in a trial process. Returns its results so far after ``limit`` seconds at the latest."""
     outcome, is_complete, running, begin = TrialOutcome(), False, None, 0.0
     deadline = time.monotonic() + limit
     try:

@@ -1,7 +1,7 @@
 """Process that tries implementations of functions, so that one that crashes or hangs ends only a fork of it.
 
-The process imports everything, but touches no device. Its fork tries one case after another and tells it about each. If the fork
-ends or is silent for too long, the implementation it was trying is at fault, and another fork goes on behind it.
+The process imports everything, but touches no device. A fork of it tries one case after another and reports each. If the fork crashes
+or is silent for too long, the implementation that it was trying is at fault, and a new fork continues with the next case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_SECONDS = 6.0
 HANG_SECONDS = 5.0
 """Seconds without a result after which an implementation counts as hanging in a later case."""
 READY_SECONDS = 60.0
-"""Maximum time in which the providers get ready."""
+"""Maximum seconds until a fork lists its cases, which includes the preparation of the providers."""
 
 Key = tuple[str, str, str]
 """Function, implementation and quantization."""
@@ -79,7 +79,7 @@ class CallSpec(msgspec.Struct, frozen=True, array_like=True):
         return cls(type(call).__module__, type(call).__qualname__, msgspec.to_builtins(vars(call)))
 
     def make(self) -> FunctionCall:
-        """The call."""
+        """Make the described ``FunctionCall``."""
         return msgspec.convert(self.fields, getattr(importlib.import_module(self.module), self.name))
 
 
@@ -121,7 +121,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaseList(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """First message of a fork: what it has."""
+    """First message of a fork: the implementations and number of cases that it can try."""
 
     keys: list[Key]
     """Implementations that have cases."""
@@ -160,7 +160,7 @@ def run_cases(
         seconds: time budget; beyond, only the first case of each implementation and dtype is run. Other cases are "not tried".
         begin: index of the first case to run.
         failed: ``_key`` of implementations that are not run again.
-        stops_at_failure: whether the further cases of an implementation that failed are not run.
+        stops_at_failure: whether to skip further cases of an implementation after its first failure.
     """
     deadline, failed, tried = time.monotonic() + seconds, set(failed), set()
     for index, case in enumerate(cases):
@@ -217,7 +217,7 @@ def follow_forks(request: TrialRequest, on_message: Callable[[Message], None]) -
 
 
 def _run_fork(request: TrialRequest, begin: int, failed: list, sink: int) -> None:
-    """Run cases in this fork, which ends."""
+    """Run the cases of ``request`` from index ``begin`` on, write messages to the descriptor ``sink``, and exit this forked process."""
     status = 1
     try:
         die_with_parent(signal.SIGKILL)

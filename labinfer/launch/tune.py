@@ -128,7 +128,7 @@ def check_reproducible_kernels(registry: FunctionRegistry, calls: RankCalls, ove
         overrides: names of implementations by function (``--functions``).
 
     Raises:
-        UserError: one of these would run a function of this rank's layers.
+        UserError: such an implementation would run a function of this rank's layers.
     """
     for item in registry.implementations:
         if item.plugin and (not item.devices or calls.setting.device.type in item.devices):

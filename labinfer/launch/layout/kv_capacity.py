@@ -46,7 +46,7 @@ class KVCapacity:
     blocks_of_rank: tuple[int, ...]
     """Blocks that fit on each placed rank."""
     gain: float = 1.0
-    """Ratio of tokens that fit to those that would fit if sliding-window layers kept all tokens."""
+    """Ratio of the tokens that fit to the tokens that would fit if sliding-window layers kept all tokens."""
     captured_bytes: int = 0
     """Bytes of this rank reserved for captured steps."""
     planned_blocks: int = 0

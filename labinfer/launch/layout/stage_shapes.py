@@ -46,7 +46,7 @@ class StageShapes:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the rank's part of the model, which must not be quantized."""
+        """Number of parameters of the rank's part of the model. Wrong if the stage context quantizes weights."""
         shared = sum(parameter.numel() for parameter in self.model.parameters())
         experts = [module for module in self.model.modules() if isinstance(module, RoutedExperts)]
         loaded_at_once = sum(module.gate_up.numel() + module.down.numel() for module in experts)

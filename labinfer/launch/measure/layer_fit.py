@@ -8,15 +8,15 @@ from labinfer.planner.costs import LayerCosts, Points
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
 HEAD_ROWS = (1, 8, 9, 32, 64)
-"""Rows of the LM head (sampled rows)."""
+"""Numbers of sampled rows for which the LM head is timed."""
 DECODE_ROWS = (1, 2, 4, 8, 9, 16, 32, 33, 64)
-"""Batch sizes of decode steps, on both sides of every size at which implementations change."""
+"""Batch sizes of timed decode steps, on both sides of every size at which implementations change."""
 CHUNK_ROWS = (128, 129, 256, 512)
-"""Chunk sizes of prefill steps in tokens."""
+"""Chunk sizes, in tokens, of timed prefill steps."""
 FEW_TOKENS = 64
-"""Context length of the sequences in steps that do not measure attention."""
+"""Context length, in tokens, of the sequences in timed steps that do not measure attention."""
 CONTEXTS = ((1, 4096), (8, 1024), (64, 1024))
-"""Batch sizes and context lengths of steps that measure decode attention."""
+"""Batch sizes and context lengths of timed steps that measure decode attention."""
 ATTENTION_FRACTION = 0.5
 """Largest fraction of a short-context step that counts as attention. In small models attention costs more per token in short steps
 than in long ones; without this bound the fit would leave no time for the rest of the layer."""

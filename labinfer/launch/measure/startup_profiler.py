@@ -32,13 +32,13 @@ from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.worker import Worker
 
 BATCH_SIZES = (1, 8, 64)
-"""Batch sizes of decode steps."""
+"""Batch sizes of timed decode steps."""
 DRAFT_ROWS = (1, 2, 4, 8, 16)
 """Rows of one sequence in steps that verify drafts: the sampled token and 0 to 15 drafted ones."""
 DRAFT_ROUNDS = 5
-"""Repetitions of a step with drafts. Steps are captured from the third repetition on."""
+"""Repetitions of a timed step with drafts. Steps are captured from the third repetition on."""
 ROUNDS = 3
-"""Repetitions, of which the fastest counts, as the machine may have other load."""
+"""Repetitions of each other timed step, of which the fastest counts, as the machine may have other load."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
 
 
