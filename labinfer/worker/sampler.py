@@ -21,8 +21,8 @@ UNLIKELY = -1e30
 """Logit that replaces -inf of the model itself, so that such a token can be sampled if nothing else is allowed."""
 MIN_TOKENS = "min_tokens"
 """Logits processor that forbids stop tokens at the beginning of an answer."""
-Mask = torch.Tensor | None
-"""Tokens that a row's mask forbids, bool (V), on the device of the logits; None without a mask."""
+Banned = torch.Tensor | None
+"""Tokens outside a row's mask of allowed tokens, bool (V), on the device of the logits; None without a mask."""
 
 
 class Sampler:
@@ -53,13 +53,13 @@ class Sampler:
         ]
         tokens = self._choose(logits_BV, {b: row for b, row in enumerate(rows) if b not in changed})
         if changed:
-            masks = dict(zip(changed, self._forbidden([rows[b] for b in changed], logits_BV), strict=True))
-            processed_BV = torch.stack([self._apply(logits_BV[b].float(), rows[b], masks[b]) for b in changed])
+            banned = dict(zip(changed, self._banned([rows[b] for b in changed], logits_BV), strict=True))
+            processed_BV = torch.stack([self._apply(logits_BV[b].float(), rows[b], banned[b]) for b in changed])
             left: dict[int, SampledRow] = {}
             largest_B = processed_BV.amax(dim=1).tolist()  # of all rows at once: an accelerator synchronizes
             for index, (b, largest) in enumerate(zip(changed, largest_B, strict=True)):
                 if not largest > NEVER:
-                    relaxed_V = self._relax(logits_BV[b].float(), rows[b], masks[b], largest)
+                    relaxed_V = self._relax(logits_BV[b].float(), rows[b], banned[b], largest)
                     if relaxed_V is None:
                         tokens[b] = NO_TOKEN
                         continue
@@ -72,24 +72,24 @@ class Sampler:
         """Logits of a row after its logits processors and its mask, float32: all -inf if every token is forbidden."""
         if not row.sampling.processors and not row.mask:
             return logits_V
-        (forbidden_V,) = self._forbidden([row], logits_V)
-        processed_V = self._apply(logits_V, row, forbidden_V)
+        (banned_V,) = self._banned([row], logits_V)
+        processed_V = self._apply(logits_V, row, banned_V)
         if (largest := float(processed_V.max())) > NEVER:
             return processed_V
-        relaxed_V = self._relax(logits_V, row, forbidden_V, largest)
+        relaxed_V = self._relax(logits_V, row, banned_V, largest)
         return torch.full_like(logits_V, NEVER) if relaxed_V is None else relaxed_V
 
-    def _forbidden(self, rows: Sequence[SampledRow], logits: torch.Tensor) -> list[Mask]:
-        """Mask of each row on the device of ``logits``, to which all are copied at once."""
-        masks = [~read_mask(row.mask, logits.shape[-1]) for row in rows if row.mask]
-        if not masks:
+    def _banned(self, rows: Sequence[SampledRow], logits: torch.Tensor) -> list[Banned]:
+        """Banned tokens of each row on the device of ``logits``, to which those of all rows are copied at once."""
+        banned = [~read_allowed(row.mask, logits.shape[-1]) for row in rows if row.mask]
+        if not banned:
             return [None] * len(rows)
-        forbidden_BV = torch.empty(len(masks), logits.shape[-1], dtype=torch.bool, device=logits.device)
-        self._copies.upload(torch.stack(masks), forbidden_BV)
-        forbidden = iter(forbidden_BV)
-        return [next(forbidden) if row.mask else None for row in rows]
+        banned_BV = torch.empty(len(banned), logits.shape[-1], dtype=torch.bool, device=logits.device)
+        self._copies.upload(torch.stack(banned), banned_BV)
+        uploaded = iter(banned_BV)
+        return [next(uploaded) if row.mask else None for row in rows]
 
-    def _relax(self, logits_V: torch.Tensor, row: SampledRow, forbidden_V: Mask, largest: float) -> torch.Tensor | None:
+    def _relax(self, logits_V: torch.Tensor, row: SampledRow, banned_V: Banned, largest: float) -> torch.Tensor | None:
         """Process a row again in which no token is left, with tokens allowed that the model itself gives -inf. Returns its logits;
         None if its logits processors and mask together forbid every token.
 
@@ -103,25 +103,25 @@ class Sampler:
         )
         logits_V = logits_V.clamp(min=UNLIKELY)
         for omitted in ("", MIN_TOKENS)[: 1 + bool(row.mask)]:
-            processed_V = self._apply(logits_V, row, forbidden_V, omitted)
+            processed_V = self._apply(logits_V, row, banned_V, omitted)
             if (processed_V != NEVER).any():  # logits that are NaN are not forbidden
                 return processed_V
         return None
 
-    def _apply(self, logits_V: torch.Tensor, row: SampledRow, forbidden_V: Mask, omitted: str = "") -> torch.Tensor:
+    def _apply(self, logits_V: torch.Tensor, row: SampledRow, banned_V: Banned, omitted: str = "") -> torch.Tensor:
         """Copy of ``logits_V`` after each of the row's processors but ``omitted``.
 
         The row's mask is applied before them, so that a processor that keeps the largest logits keeps allowed tokens,
         and after them, so that none restores a forbidden token.
         """
         processed_V = logits_V.clone()
-        if forbidden_V is not None:
-            processed_V.masked_fill_(forbidden_V, NEVER)
+        if banned_V is not None:
+            processed_V.masked_fill_(banned_V, NEVER)
         for name, value in row.sampling.processors:
             if name != omitted:
                 self._processors[name](processed_V, value, row)
-        if forbidden_V is not None and row.sampling.processors:
-            processed_V.masked_fill_(forbidden_V, NEVER)
+        if banned_V is not None and row.sampling.processors:
+            processed_V.masked_fill_(banned_V, NEVER)
         return processed_V
 
     def _choose(self, logits_BV: torch.Tensor, rows: Mapping[int, SampledRow]) -> dict[int, int]:
@@ -139,7 +139,7 @@ class Sampler:
         return tokens
 
 
-def read_mask(mask: bytes, vocab_size: int) -> torch.Tensor:
+def read_allowed(mask: bytes, vocab_size: int) -> torch.Tensor:
     """Decode a mask of ``BatchEntry`` into allowed tokens: bool (V)."""
     bits_V = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
     return torch.from_numpy(bits_V).view(torch.bool)

@@ -20,7 +20,7 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
     are lists of token ids; ``open`` is empty if the prompt has opened the reasoning. A token of ``calls`` also ends the
     reasoning: it begins a tool call, which must not be cut."""
     count, opening, closing, calls = msgspec.convert(value, Budget)
-    logits_V[max(closing)]  # raises for ids outside of the vocabulary
+    closing_logits = [logits_V[token] for token in closing]  # IndexError for ids outside of the vocabulary
     output = row.output_ids
     begin = _mark_end(opening, output)
     if begin is None or len(output) - begin < count:
@@ -31,9 +31,9 @@ def thinking_budget(logits_V: torch.Tensor, value: Any, row: SampledRow) -> None
     written = next(
         length for length in range(len(closing) - 1, -1, -1) if reasoning[len(reasoning) - length :] == closing[:length]
     )
-    kept = logits_V[closing[written]].clone()
+    kept = closing_logits[written].clone()
     logits_V.fill_(NEVER)
-    logits_V[closing[written]].copy_(kept)
+    closing_logits[written].copy_(kept)
 
 
 def _mark_end(mark: list[int], token_ids: list[int]) -> int | None:
