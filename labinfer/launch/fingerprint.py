@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ TEMPLATE_LABELS = ("chat_template.json", "--chat-template", "--response-template
 TOKENIZER_LABELS = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "--tokenizer")
 
 
-class Fingerprint(msgspec.Struct, frozen=True):
+class Fingerprint(msgspec.Struct, frozen=True, dict=True):
     """Model files, dtypes, kernels and settings on which the answers of a loaded model depend."""
 
     parts: dict[str, str]
@@ -56,7 +57,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     reproducible: bool
     """Whether equal fingerprints promise equal bits on every layout and in every batch (``--reproducible``)."""
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of all parts, in the form of OpenAI's ``system_fingerprint``."""
         text = msgspec.json.encode((sorted(self.parts.items()), self.reproducible))

@@ -106,3 +106,9 @@ def test_cut_of_experts_is_named():
     columns, whole = (fingerprint(at=layout(experts=cut)) for cut in ("columns", "whole"))
     assert columns.differences(whole) == {"experts": ("columns", "whole")}
     assert "experts" not in fingerprint().parts
+
+
+def test_digest_is_computed_once_for_a_fingerprint_and_anew_for_a_changed_copy():
+    first = fingerprint()
+    assert first.digest is first.digest
+    assert first.with_defaults({"temperature": 0.5}).digest != first.digest
