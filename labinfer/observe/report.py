@@ -41,6 +41,8 @@ class RunReport:
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
     workers: Sequence[WorkerStats] = ()
+    fingerprint: str = ""
+    """Digest of all that the answers depend on, as the report shows it; empty if it is not to be shown."""
 
     def bubble(self, worker: WorkerStats) -> float:
         """Fraction of the run in which a rank did not compute (pipeline bubble)."""
@@ -154,6 +156,8 @@ class RunReport:
             rows.append(("accelerators", ", ".join(names)))
         if dropped := sum(w.slices.num_dropped for w in self.workers if w.slices):
             rows.append(("missing in trace", f"{dropped} slices (the recorder was full)"))
+        if self.fingerprint:
+            rows.append(("fingerprint", self.fingerprint))
         text = "\n".join(f"{name:<22} {value}" for name, value in rows)
         if not self.workers:
             return text

@@ -70,6 +70,8 @@ def job(directory, launches) -> Path:
     files = ("--input", folder / "in.jsonl", "--output", out, "--report", folder / "report.json")
     done = launches.run("single", 1, "--model", directory, *files, *FLAGS, "--reproducible", "--max-num-seqs", "5")
     assert done.returncode == 1 and "1 of 24 lines failed" in done.stderr, done.text
+    fingerprint = json.loads((folder / "report.json").read_text())["fingerprint"]
+    assert f"\nfingerprint            {fingerprint}\n" in done.stderr, done.text
     return out
 
 

@@ -125,6 +125,7 @@ class Rank0Job:
             logger.info("interrupted; finished results are written%s", hint)
             is_interrupted = True
         report = self.llm.report
+        report.fingerprint = self.fingerprint.digest
         has_run = report.num_finished or (job is not None and job.num_failed)
         is_informed = logger.isEnabledFor(logging.INFO)
         if report.num_finished:

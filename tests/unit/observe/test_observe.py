@@ -238,6 +238,14 @@ def test_report_has_a_line_for_those_who_only_want_the_answer():
     assert RunReport().summary() == "0 tokens in 0.0 ms; 0 prompt tokens"
 
 
+def test_report_ends_its_totals_with_the_fingerprint_of_a_job():
+    report = RunReport(wall_time=2.0)
+    assert "fingerprint" not in report.format()
+    report.fingerprint = "fp_" + "0" * 32
+    assert report.format().splitlines()[-1] == f"fingerprint            {report.fingerprint}"
+    assert len(report.format().splitlines()[-1]) <= 80
+
+
 def test_line_of_which_a_part_is_written_goes_on(monkeypatch):
     read_end, write_end = os.pipe()
     write = os.write
