@@ -1,4 +1,5 @@
-"""RUN_ALONE: commands that may run in a single process and without a model, before ranks meet and torch is imported."""
+"""RUN_ALONE: functions of commands that can run in a single process without a model, before ranks meet and torch is
+imported."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ RUN_ALONE: Mapping[str, Callable[[ParsedCommand], int | None]] = {
     "plan": _run_plan,
     "chat": _run_chat,
 }
-"""Maps the name of a command to a function that runs it alone. The function returns the exit status, or None to
-continue with the distributed start.
+"""Maps the name of a command to a function that runs it in this process alone. The function returns the exit status, or
+None if the command needs the distributed start after all.
 
-If flags are inconsistent, the function raises ``UserError`` on every rank.
+A function raises ``UserError`` on every rank if flags are inconsistent.
 """

@@ -59,7 +59,7 @@ class CommandFlags:
         repeated: fields whose flags may be given several times.
         defaults: defaults that replace those of the dataclasses; an empty string means that the model or its server
             decides.
-        left_out: fields that do not become flags of the command.
+        left_out: fields of ``options`` that do not become flags of the command.
         positional: field whose value follows the command's name, without a flag; empty for none.
     """
 
@@ -82,7 +82,7 @@ COMMANDS = {
         summary="serve the OpenAI and Anthropic APIs over HTTP",
         options=(ServerOptions, *SECTIONS),
         repeated=(*REPEATED, "model"),
-        left_out=("trace",),  # written at the end of a run
+        left_out=("trace",),  # a server has no end of a run, at which the trace is written
     ),
     "chat": CommandFlags(
         description="Chat with a model in the terminal: one that these ranks load, or one behind a server (--url). Sampling parameters default "

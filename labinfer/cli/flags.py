@@ -23,7 +23,8 @@ from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 from labinfer.cli.short_help import HELP_ALL, HelpAction, format_short_help
 
 HANDLED_FIRST = ("help", "bench")
-"""First words of the command line that are recognized before the table of commands."""
+"""First words of the command line that are no names of commands, but are handled before the table of commands is
+read."""
 
 
 def check_command(name: str, command: Callable[..., int], details: Mapping[str, Any]) -> None:
@@ -97,7 +98,8 @@ def program_name(argument: str) -> str:
 
 
 def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
-    """Build the parser of a command in ``commands()``. ``generate`` has no command word.
+    """Build the parser of a command in ``commands()``. ``generate`` is the command of a command line without a command
+    word.
 
     Args:
         program: one of ``PROGRAMS``.
@@ -123,7 +125,7 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         HELP_ALL,
         action=HelpAction,
         describe=parser.format_help,
-        help="explain every option" if is_plain else argparse.SUPPRESS,  # of a command --help explains them, too
+        help="explain every option" if is_plain else argparse.SUPPRESS,  # a command's --help does so, too
     )
     parser.add_argument(
         "--version", action="version", help="show the version", version=f"labinfer {labinfer.__version__}"
@@ -135,13 +137,13 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
     try:
         for section in sections:
             add_options(parser, section, flags.repeated, flags.defaults, flags.left_out, positional=flags.positional)
-    except argparse.ArgumentError as error:  # from a plugin: built-in flags are tested
+    except argparse.ArgumentError as error:  # caused by a plugin: tests exclude a conflict of built-in flags
         raise UsageError(f"a plugin adds a flag that already exists: {error}") from None
     return parser
 
 
 def _describe_program(parser: Parser, program: str) -> str:
-    """Text of the program's short help.
+    """Text of the short help, which ``--help`` prints without a command word.
 
     Args:
         parser: parser of ``generate``.
@@ -248,7 +250,7 @@ def add_options(
         text = f.metadata["help"].replace("%", "%%")
         if "default" not in text:
             text += f" (default: {_describe_default(f.name, default, defaults)})"
-        if hints[f.name] is bool:  # a flag that is on by default can be turned off
+        if hints[f.name] is bool:  # gets a negated flag if it is on by default
             action = argparse.BooleanOptionalAction if f.default else "store_true"
             group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
             continue

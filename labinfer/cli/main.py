@@ -68,7 +68,8 @@ if TYPE_CHECKING:
 EXIT_SECONDS = 10
 """Seconds after which SIGALRM kills a process that hangs in exit handlers of its libraries."""
 SPEAK_SECONDS = 0.3
-"""Seconds by which other ranks delay their exit, so that rank 0 can print the error before the launcher kills it."""
+"""Seconds by which ranks other than 0 delay their exit after an error: rank 0 prints it first, before the launcher
+kills all ranks."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         _refuse(error)
         return ExitStatus.USAGE
-    die_with_launcher(environment)  # before torch is imported, which takes seconds
+    die_with_launcher(environment)  # now, as importing torch takes seconds
     try:
         status = _run(environment, signals, program, arguments)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
@@ -97,25 +98,25 @@ def main(argv: list[str] | None = None) -> int:
         if environment.local_rank == 0:  # other ranks of the machine have this limit or plugin, too
             _refuse(UserError(text))
         return ExitStatus.USAGE
-    if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # nor after a signal
+    if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # no fault, no signal
         environment.supervisor.write_status(status)
     return status
 
 
 def run_program() -> typing.NoReturn:
     """Run the command line, and end the process without spending time on freeing torch's modules."""
-    protect_standard_streams()  # before anything opens a file
+    protect_standard_streams()  # first, as a new file could get a closed standard descriptor
     interrupt_at_closed_output()
     try:
         status = main()
-    except SystemExit as end:  # of --help and --version
+    except SystemExit as end:  # raised by --help and --version
         status = end.code or ExitStatus.OK
     except Interrupted as error:
         status = 128 + error.signum
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        raise SystemExit(status)  # Python waits for them
+        raise SystemExit(status)  # Python waits for these threads
     atexit._run_exitfuncs()  # includes MPI_Finalize
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or missing
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed or missing
         try:
             sys.stdout.flush()
         except Interrupted as error:
@@ -139,7 +140,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
                 PLUGINS.load(map(find_plugin, plugins))
         with (
             group.raise_on_all_ranks() if group is not None else contextlib.nullcontext()
-        ):  # rank 0 may run a command alone
+        ):  # rank 0 may run a command here, and must not leave the others waiting
             chosen = _choose(environment, signals, program, arguments)
     except CollectiveError as error:
         from labinfer.comm.group.failure import leave_agreed
@@ -147,7 +148,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         leave_agreed(error, group)
         return ExitStatus.USAGE
     except UserError as error:
-        if rank == 0:  # every rank has these flags, and sees these files
+        if rank == 0:  # every rank has found this error in its flags or files
             _refuse(error)
         else:  # rank 0 prints the error; the launcher kills it when this rank exits
             time.sleep(SPEAK_SECONDS)
@@ -164,17 +165,17 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         return chosen
     name, options, own, refusal = chosen
     if environment.local_rank == 0 and (limit := describe_limit()):
-        # Before anything is loaded: C++ aborts a process without memory, with no message of ours.
+        # Before the model is loaded: without memory, C++ code aborts the process without a message.
         write_error(f"labinfer: warning: {limit}; a process that needs more may be killed without a message\n")
     if name in ("generate", "serve", "chat", "verify"):
         from labinfer.launch.prefetch import prefetch_weights
 
         prefetch_weights(environment, options)
     starting = None
-    if rank == 0:  # a launcher may hide that there is a terminal
+    if rank == 0:  # also if standard error is no terminal: a launcher may stand between
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
         text = "stopping all ranks" if refusal else "starting: importing torch"
-        starting = Ticker(lambda: text, plain_seconds=math.inf if refusal else seconds)  # one error is one line
+        starting = Ticker(lambda: text, plain_seconds=math.inf if refusal else seconds)  # after an error, no more lines
     gc.disable()  # imported modules are no garbage, so collecting during imports only costs time
     from labinfer.cli.commands.session import Session
     from labinfer.comm.group.failure import end_process_with, leave_agreed
@@ -243,7 +244,7 @@ def _choose(
                 write_error(f"labinfer: warning: the quotes in {text} are sent to the model: {QUOTES_HINT}\n")
     if name == "plan" and not getattr(
         args, "auto", False
-    ):  # messages on the present ranks say little about the planned layout
+    ):  # information on this launch's ranks says little about the planned layout
         usual["log_level"] = "warning"
     options = EngineOptions.from_flat(usual | given)
     own = _check_own(name, args) | ({"models": models} if models else {})
@@ -280,7 +281,7 @@ def _choose(
             if environment.world_size == 1:
                 raise
             _refuse(error)
-            refusal = error  # the other ranks do not know; they end with this rank once they have met
+            refusal = error  # the other ranks learn it, and end, once all ranks have met
     return name, options, own, refusal
 
 
@@ -358,7 +359,7 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
 
 
 def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
-    """Options that the user has set on the command line, by field name."""
+    """Options of ``sections`` that the user has set on the command line, by field name."""
     names = [f.name for section in sections for f in dataclasses.fields(section)]
     return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
 
@@ -369,7 +370,7 @@ def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
         job, sampling = _check_job(args)
         return {"job": job, "sampling": sampling}
     if name == "chat":
-        sampling, _ = _sampling(args)  # checked before anything is loaded
+        sampling, _ = _sampling(args)  # raises before the model is loaded
         return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
     own = [
         convert_section(section, _given(args, section))
@@ -473,7 +474,7 @@ def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         raise UserError("supervise restarts serve, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(_given(args, *SECTIONS))
     if options.model.autotune == "again":
-        again = [*again, "--autotune", "on"]  # a restart uses the measurements of the first start
+        again = [*again, "--autotune", "on"]  # after a restart, use the measurements of the first start
     from labinfer.cli.commands.supervise import run
 
     return run(

@@ -21,7 +21,7 @@ JOBS = {
     "--prompt TEXT": "answer a prompt (without --model: the bundled model)",
     "--input FILE": "answer every line of a JSONL file",
 }
-"""Command lines without a command word, and what they do."""
+"""Maps options that make sense without a command word to descriptions of what they do."""
 HELP_ALL = "--help-all"
 
 
@@ -82,8 +82,8 @@ def format_short_help(
 
 
 def _is_listed(action: argparse.Action) -> bool:
-    """Whether the short help lists an option. It leaves out ``--help`` and the like, and negated switches such as
-    ``--no-autotune``."""
+    """Whether the short help lists the option ``action``. Not listed are options that print help, and negated flags
+    such as ``--no-autotune``."""
     return action.dest not in ("help", "version") and type(action) is not argparse._StoreConstAction
 
 

@@ -38,8 +38,8 @@ def stretch_times(times: list[float], rate: float) -> list[float]:
 
 
 class Arrivals:
-    """Iterator over requests for ``LLM.run``. It yields each request when it is due, and None until then. Times are in
-    seconds.
+    """Iterable of the requests of a benchmark, for ``LLM.run``. It yields each request when it is due, and None until
+    then. Times are in seconds.
 
     Args:
         due: arrival time of each request, counted from the start of the iteration.
@@ -52,9 +52,10 @@ class Arrivals:
         self.begin = 0.0
         """Start of the iteration, on the clock of ``llm``."""
         self.late: list[float] = []
-        """Delay of each request until the engine took it, in seconds: the engine takes requests only between steps."""
+        """Seconds from the time when each request was due until the engine took it, which it does only between
+        steps."""
         self.empty_time = 0.0
-        """Seconds without work for the engine."""
+        """Seconds in which the engine had no work."""
 
     def __iter__(self) -> Iterator[Request | None]:
         self.begin = had_room = self._clock()
@@ -74,7 +75,7 @@ class Arrivals:
                 continue
             slept = self._clock()
             if early > 2 * IDLE_SECONDS:
-                yield None  # the engine sleeps, and checks signals
+                yield None  # at None the engine sleeps, and checks signals
             else:
                 self._clock.sleep(early)
             self.empty_time += self._clock() - slept

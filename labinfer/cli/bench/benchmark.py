@@ -18,7 +18,7 @@ class BenchResult:
     values: dict[str, Any]
     """Figures for the JSON file, with the names of vLLM's benchmarks where these have them."""
     steps: range
-    """Ids of the measured steps. The Gantt chart shows those in the middle."""
+    """Ids of the measured steps, from whose middle the Gantt chart is drawn."""
 
 
 class Benchmark(Protocol):

@@ -7,8 +7,8 @@ import torch
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the predictions of a model are from a reference model's: means over the tokens of texts. NaN without
-    tokens."""
+    """How far the predictions of a model differ from a reference model's, on average over the tokens of texts. NaN
+    without tokens."""
 
     tokens: int
     """Number of predicted tokens."""

@@ -16,7 +16,8 @@ from labinfer.models.layers.matrix import Matrix
 SAMPLE_TOKENS = 256
 """Maximum number of tokens, from the first step, whose activations are kept for comparisons."""
 COLUMNS = 128
-"""Columns of a weight matrix that are compared at a time: with a large vocabulary a column has many rows."""
+"""Number of columns of a weight matrix that are compared at a time, to bound the memory: with a large vocabulary a
+column has many rows."""
 DECODER_LAYER = re.compile(r"\.(layers\.\d+)$")
 
 
@@ -45,18 +46,19 @@ NOTHING = ErrorSums(0.0, 0.0)
 
 
 class ActivationSample:
-    """Outputs of a model's layers, and inputs of the weight matrices in them, for the first tokens of a run."""
+    """Outputs of a model's layers, and inputs of their weight matrices, for the first ``SAMPLE_TOKENS`` tokens of a
+    run."""
 
     def __init__(self) -> None:
         self.layers: dict[str, torch.Tensor] = {}
-        """Hidden states after each layer, (T, D)."""
+        """Maps the name of each layer to the hidden states after it, (T, D)."""
         self.inputs: dict[str, torch.Tensor] = {}
-        """Input of each matrix inside the layers, (T, I)."""
+        """Maps the name of each weight matrix inside the layers to its input, (T, I)."""
 
     @classmethod
     @contextmanager
     def taken(cls, model: nn.Module) -> Iterator[ActivationSample]:
-        """Context in which the activations of the first step are recorded."""
+        """Context in which a sample is taken of the activations of ``model``'s first step."""
         sample, hooks = cls(), []
         for name, module in model.named_modules():
             if layer := DECODER_LAYER.search(name):
@@ -80,13 +82,14 @@ class ActivationSample:
 
 
 def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Relative error of the hidden states after each layer. It accumulates over the layers."""
+    """Relative error of the hidden states after each layer, by layer name; errors accumulate over the layers."""
     return {name: ErrorSums.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
 
 
 @torch.inference_mode()
 def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums]:
-    """Relative error of every weight matrix, dequantized as in its products: ‖W − Ŵ‖ / ‖W‖."""
+    """Relative error ‖W − Ŵ‖ / ‖W‖ of every weight matrix, by name. Ŵ is the dequantized matrix that its products
+    compute with."""
     errors = {}
     for name, ours, exact in _matrices(model, reference):
         errors[name] = NOTHING
@@ -98,7 +101,8 @@ def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums
 
 @torch.inference_mode()
 def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Relative error of the output of every weight matrix in the layers, if its input is that of the reference run."""
+    """Relative error of every weight matrix's output for the input that it has in the reference run (``exact``), by
+    matrix name."""
     errors = {}
     for name, ours, theirs in _matrices(model, reference):
         if name in exact.inputs:

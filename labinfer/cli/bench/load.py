@@ -30,7 +30,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Times of all requests of a measurement, in seconds."""
+    """Times of all requests of a measurement, in seconds, and totals."""
 
     requests: list[RequestTimes]
     between_tokens: list[float]
@@ -51,8 +51,8 @@ class LoadTimes:
 
 
 class Load:
-    """The requests of a measurement, from ``--num-prompts``, ``--dataset`` or ``--workload``. ``--num-warmups`` further
-    requests run before."""
+    """Makes the requests of a measurement, from ``--num-prompts``, ``--dataset`` or ``--workload``, and runs them after
+    ``--num-warmups`` other requests."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions, load: LoadOptions):
         maker = RequestMaker(llm, options)

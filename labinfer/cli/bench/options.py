@@ -64,8 +64,8 @@ class LoadOptions:
             )
 
     def check_files(self) -> None:
-        """Check that the file of requests exists, before the model is loaded, which takes long. The file is not opened,
-        as a pipe can be read only once.
+        """Check that the file of ``--dataset`` or ``--workload`` exists, before the model is loaded, which takes long.
+        The file is not opened, as a pipe can be read only once.
 
         Raises:
             UserError: the file does not exist.
@@ -109,7 +109,7 @@ class ServeOptions:
             raise UserError(f"--request-rate must be above 0, not {self.request_rate:g}")
         if not self.burstiness > 0:
             raise UserError(f"--burstiness must be above 0, not {self.burstiness:g}")
-        _ = self.goals  # checks the goals before anything is loaded
+        _ = self.goals  # raises now, before a model is loaded
 
     @property
     def goals(self) -> dict[str, float]:

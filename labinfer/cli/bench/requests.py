@@ -18,9 +18,9 @@ from labinfer.requests.jsonl import parse_line
 from labinfer.requests.prompts import TokensPrompt
 
 WARM_UP = -1
-"""Key of warm-up requests, by which they are excluded from the measurement."""
+"""``Request.key`` of warm-up requests, which are excluded from the measurement."""
 SHARED_BLOCK = 512
-"""Tokens per block in a Mooncake trace."""
+"""Tokens per prompt block with a hash id in a Mooncake trace."""
 
 
 class RequestMaker:
@@ -92,8 +92,8 @@ class RequestMaker:
         return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
 
     def _shared_prompt(self, request: RequestLengths) -> list[int]:
-        """Make the shared prefix of a prompt: the blocks with hash ids, or else the first ``request.cached`` tokens of
-        a text common to all requests."""
+        """Token ids of the prompt prefix that ``request`` shares with others: its blocks with hash ids, or else the
+        first ``request.cached`` tokens of a text common to all requests."""
         if request.hash_ids:
             blocks, length = map(self._shared_block, request.hash_ids), request.prompt
         else:
@@ -108,6 +108,7 @@ class RequestMaker:
 
 
 def until_idle(llm: BenchModel) -> Iterator[None]:
-    """Yield None as long as the engine has work. An iterator for ``LLM.run`` without a new request."""
+    """Yield None as long as the engine has work: passed to ``LLM.run``, it completes open requests without adding
+    any."""
     while llm.engine.has_work:
         yield None

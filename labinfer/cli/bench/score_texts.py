@@ -23,7 +23,7 @@ Text = Sequence[int]
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Texts in order, grouped into steps of several texts."""
+    """Texts, grouped in order into steps of up to ``STEP_TOKENS`` tokens."""
 
     steps: list[list[Text]]
     block_size: int
@@ -67,8 +67,8 @@ class TextBatches:
             yield BatchPlan(step_id=step_id, starts=starts, finished=[], moves=[], entries=entries)
 
     def predictions(self) -> Iterator[tuple[list[int], list[int]]]:
-        """For each step, yield the rows (tokens) that have a next token in their text, and the ids of these next
-        tokens."""
+        """For each step, yield the indices of its tokens that have a next token in their text, and the ids of these
+        next tokens."""
         for step in self.steps:
             rows, next_ids, first = [], [], 0
             for text in step:
@@ -86,12 +86,12 @@ def run_texts(group: RankGroup, parts: RankRuntime, steps: TextBatches) -> list[
     others. Collective."""
     worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
     states = []
-    with group.progress.without_limit():  # a stage may be much slower than the previous stage
+    with group.progress.without_limit():  # no timeout: a stage may be much slower than the previous stage
         for plan in steps.plans():
             _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens), all_rows=True)
             worker.runner.forget([entry.seq_id for entry in plan.entries])
             if is_last:
-                states.append(hidden_TD.clone())  # the next step may reuse this memory
+                states.append(hidden_TD.clone())  # a copy, as the next step may reuse this memory
             else:
                 parts.pipeline.send_activations(plan.step_id, hidden_TD)
         worker.stop()

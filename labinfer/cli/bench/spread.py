@@ -11,8 +11,8 @@ STATISTICS = ("mean", "median", "p90", "p99")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean, median and percentiles of ``values``, by the names in ``STATISTICS``. Percentiles by nearest rank; empty
-    without values."""
+    """Mean, median and percentiles (by nearest rank) of ``values``, by the names in ``STATISTICS``; empty without
+    values."""
     if not values:
         return {}
     return {
@@ -24,13 +24,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def spread_keys(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median and percentiles in milliseconds, under the keys of vLLM's JSON files: ``{"mean_ttft_ms": …}``."""
+    """Mean, median and percentiles of ``seconds`` in milliseconds, by the keys of vLLM's JSON files: ``{"mean_ttft_ms":
+    …}`` for the name ``ttft``."""
     return {f"{statistic}_{name}_ms": round(1000 * value, 3) for statistic, value in spread(seconds).items()}
 
 
 def spread_table(rows: dict[str, Sequence[float]]) -> str:
-    """Table of mean, median and percentiles in milliseconds. Each row has a name and values in seconds; rows without
-    values are left out."""
+    """Table of mean, median and percentiles in milliseconds, with a row for each name in ``rows`` and its values in
+    seconds; rows without values are left out."""
     spreads = {name: spread(seconds) for name, seconds in rows.items() if seconds}
     cells = [
         (name, *(round(1000 * values[statistic], 2) for statistic in STATISTICS)) for name, values in spreads.items()

@@ -53,7 +53,8 @@ LONGEST_TEXT = 1024
 
 
 class Inspected(msgspec.Struct):
-    """Errors of one variant, by the name of the weight matrix or layer; see ``cli/bench/inspection.py``."""
+    """Errors of one variant against the reference, by the name of the weight matrix or layer; see
+    ``cli/bench/inspection.py``."""
 
     weights: dict[str, ErrorSums] = {}
     products: dict[str, ErrorSums] = {}
@@ -173,7 +174,7 @@ class AccuracyBench:
             options,
             model=dataclasses.replace(options.model, max_model_len=longest),
             cache=dataclasses.replace(options.cache, num_kv_blocks=self._steps.num_blocks),
-            # Nothing is scheduled: no step times are measured, and no host memory is reserved for swapping.
+            # No scheduler runs: step times need not be measured, nor host memory reserved for swapping.
             # A text runs in one step, so that all layers have all its tokens.
             scheduler=dataclasses.replace(
                 options.scheduler,
@@ -207,7 +208,7 @@ class AccuracyBench:
             inspected.weights = weight_errors(model, reference)
             inspected.products = product_errors(model, reference, self._reference_sample)
             inspected.input_peaks = input_peaks(self._reference_sample)
-            if parts.place.tp_rank == 0:  # equal on all ranks of a stage
+            if parts.place.tp_rank == 0:  # the hidden states are equal on all ranks of a stage
                 inspected.layers = layer_errors(sample, self._reference_sample)
         report = RankReport(weight_bytes(model), inspected)
         compared = compare_runs(self._steps, self._reference, self._reference_states, parts, states)
@@ -237,7 +238,7 @@ class AccuracyBench:
 
     def _merge(self, mine: RankReport) -> RankReport:
         """Merge this rank's report with those of all other ranks."""
-        with self._group.progress.without_limit():  # the last stage may still compute logits
+        with self._group.progress.without_limit():  # no timeout: the last stage may still compute logits
             parts = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(mine))
         whole = RankReport(0, Inspected())
         for data in parts:

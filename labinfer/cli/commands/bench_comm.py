@@ -36,7 +36,7 @@ MIN_ROUNDS, MAX_ROUNDS = 5, 2000
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A test command of arbitrary size."""
+    """Test message on the control channel, with ``data`` of any size."""
 
     data: bytes
 
@@ -82,8 +82,11 @@ def _measure(
     """Measure all operations. Returns the rows of the table.
 
     Args:
+        comm: communicator of the launcher's transport.
+        shared: communicator that uses shared memory within a machine; ``comm`` on accelerators.
         host: communicator for tensors in host memory.
-        messages: pairs of communicator and control channel; the first is the transport's, a second one is for small messages only.
+        messages: pairs of communicator and control channel: of the transport, and of shared-memory rings (for small
+            messages) if there are any.
     """
     rows = []
     for size in SIZES:
@@ -136,7 +139,7 @@ def _median_time(call: Callable[[], None], comm: Communicator, device: torch.dev
 
     def complete() -> None:
         call()
-        if device.type != "cpu":  # calls only enqueue work there
+        if device.type != "cpu":  # accelerators: calls only enqueue work
             torch.accelerator.synchronize(device)
 
     comm.barrier()

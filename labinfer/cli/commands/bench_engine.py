@@ -56,7 +56,7 @@ def run(session: Session, kind: str, options: list) -> int:
             announce({session.options.model.model: llm})
             benchmark.prepare(llm)
     session.signals.running = True
-    with group.raise_on_all_ranks():  # rank 0 may fail to write; the other ranks must not wait for it then
+    with group.raise_on_all_ranks():  # rank 0 may fail to write, and must not leave the other ranks waiting
         if group.rank == 0:
             figures = _measure(llm, session, benchmark, file)
             if figures and own.plot:
@@ -77,7 +77,7 @@ def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile 
     except Interrupted:
         logger.info("interrupted; no results")
         return None
-    if file is not None:  # before the table, whose reader may be gone
+    if file is not None:  # the file first: printing the table fails if nobody reads it
         file.begin()
         file.write(json.dumps(_record(llm, session, figures), indent=2) + "\n")
     OutputFile(STANDARD).write(f"{figures.text}\n\nenergy: {llm.report.energy().describe()}\n")

@@ -1,4 +1,4 @@
-"""Engine options of a model after a change of its layout while it is served, and what such a change may not do."""
+"""Engine options of a model after a layout change while it is served, and checks that ranks keep their devices."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def changed_options(
         devices: device of each rank, see ``plan_options``.
 
     Raises:
-        UserError: a value is invalid by itself.
+        UserError: a field of ``change`` is invalid, or is given together with ``plan``.
     """
-    options = replace(options, planned_blocks=0)  # planned blocks are for the layout of the start
+    options = replace(options, planned_blocks=0)  # these were planned for the previous layout
     parallel, model = options.parallel, options.model
     if change.plan is not None:
         if change.moves or change.dtype is not None or change.quantization is not None:
@@ -36,7 +36,7 @@ def changed_options(
         sizes, layers = tuple(change.tensor_parallel_size or (1,)), tuple(change.layers or ())
         num_placed = sum(sizes) if len(sizes) > 1 else sizes[0] * len(layers)
         ranks = tuple(change.ranks or ())
-        if not ranks and 0 < num_placed < len(machines):  # the ranks in use now, or else the first ones
+        if not ranks and 0 < num_placed < len(machines):  # by default the ranks in use now, or else the first ones
             ranks = parallel.ranks if len(parallel.ranks) == num_placed else tuple(range(num_placed))
         parallel = replace(
             parallel, tensor_parallel_size=sizes, pipeline_parallel_size=0, layers=layers, ranks=ranks, layout=""
@@ -54,8 +54,12 @@ def changed_options(
 def kept_machines(
     plan: SavedPlan, options: EngineOptions, devices: Mapping[int, DeviceName], everyone: Sequence[RankInfo]
 ) -> tuple[list[str], list[str]]:
-    """Machine and device of each rank for ``plan_options``, so that ranks keep their devices. Machines are nodes, or have the names of
-    ``machine_names`` if the plan has others. Where ``--device`` has a value for each stage, spare ranks have no device and are not used.
+    """Machine name and device of each rank, with which ``plan_options`` applies ``plan`` so that every rank keeps its
+    device.
+
+    Machine names are node names, unless the plan has others: then they come from ``machine_names``. The list of devices
+    is empty if ``--device`` has a single value. If it has one per stage, spare ranks get a machine name that no plan
+    has, so that they are not used.
 
     Args:
         options: engine options before the change.
@@ -81,10 +85,10 @@ def kept_machines(
 
 
 def check_devices(before: Layout, after: Layout) -> None:
-    """Check that no rank of a plan leaves its type of device.
+    """Check that every rank has the same device type in the layouts ``before`` and ``after`` a change.
 
     Raises:
-        UserError: a rank would.
+        UserError: a rank would change its device type.
     """
     for rank, device in after.devices.items():
         if (old := before.all_devices.get(rank, device)).type != device.type:
@@ -95,6 +99,6 @@ def check_devices(before: Layout, after: Layout) -> None:
 
 
 def layout_shape(layout: Layout) -> tuple:
-    """Those values of a layout that a ``LayoutChange`` may change, to compare two layouts."""
+    """The values of a layout that a ``LayoutChange`` can change. Two layouts with equal values need no change."""
     topology = layout.topology
     return topology.places, topology.layers, layout.dtypes, layout.quantizations

@@ -43,7 +43,7 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
             except Interrupted as error:
                 status = 128 + error.signum
             except UserError:
-                llm.engine.end_run()  # makes the other ranks stop following
+                llm.engine.end_run()  # the other ranks return from ``LLM.follow``
                 raise
             llm.engine.end_run()
         else:

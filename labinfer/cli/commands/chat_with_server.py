@@ -18,7 +18,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 
 def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
-    """Check that there is a single process and no option for a local model: the server has the model.
+    """Check that there is a single process and no option for a local model: with ``--url`` the model is on a server.
 
     Args:
         given: engine options that the user has set.

@@ -87,7 +87,7 @@ def run(session: Session, own: CheckDeviceOptions) -> int:
 
 
 def make_request(device: torch.device) -> TrialRequest:
-    """Request for trials of everything that ``device`` offers."""
+    """Request for trials of every function, KV cache dtype and block size on ``device``."""
     sizes = sorted({16, describe_device(device.type).block_size})
     tiled = (False, True) if device.type == "cpu" else (False,)
     settings = [
@@ -109,7 +109,7 @@ def make_request(device: torch.device) -> TrialRequest:
 
 
 def cut_off_finding(device: torch.device, outcome: TrialOutcome) -> Finding:
-    """A finding that fails because the trials did not run to their end."""
+    """Finding "not tried" for the cases that did not run, because the trials on ``device`` ended early."""
     done = f"cut off after {len(outcome.findings)} of {outcome.num_cases} cases" if outcome.num_cases else "not begun"
     return Finding(
         function="all",
@@ -124,8 +124,7 @@ def cut_off_finding(device: torch.device, outcome: TrialOutcome) -> Finding:
 
 
 def findings_table(findings: Sequence[Finding]) -> str:
-    """A row for each implementation, several if it fails in some cases; and below a line for each result that needs
-    more words."""
+    """Table with a row for each implementation and verdict, and below it a line for each row with a detail."""
     rows: dict[tuple, list[Finding]] = {}
     for finding in findings:
         rows.setdefault((finding.key, finding.verdict), []).append(finding)
@@ -135,7 +134,7 @@ def findings_table(findings: Sequence[Finding]) -> str:
 
 
 def _describe(finding: Finding) -> str:
-    """The detail of ``finding`` in a line that begins with the cells of its row."""
+    """Line with the detail of ``finding``, which begins with the cells of its row."""
     subject = " ".join((finding.function, finding.name, *[finding.quantization] * (finding.quantization != "none")))
     tokens = f", for {finding.rows} tokens" if finding.verdict == "wrong" else ""
     return f"{subject}: {finding.verdict}: {finding.detail}{tokens}"

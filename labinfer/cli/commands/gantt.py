@@ -22,7 +22,7 @@ LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#
 OUTLINE = 0.4
 """Line width of a bar's outline, in points."""
 THINNEST = 0.004
-"""Minimum width of a micro-batch's bar with an outline, as a fraction of the chart's duration: about 1.6 points."""
+"""Minimum width of a bar that gets an outline, as a fraction of the chart's width: about 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
 DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
@@ -32,7 +32,7 @@ STYLE = {
     "font.size": FONT_SIZE,
     "hatch.linewidth": 0.4,
     "axes.linewidth": 0.6,
-    "pdf.fonttype": 42,  # publishers refuse matplotlib's default, type 3 fonts
+    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's default, type 3 fonts
 }
 NANOSECONDS = 1e6
 """Number of nanoseconds in a millisecond."""
@@ -72,7 +72,7 @@ def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
             handletextpad=0.5,
             columnspacing=1.5,
         )
-        canvas.draw_without_rendering()  # the width of a bar is known only now
+        canvas.draw_without_rendering()  # sets the widths of bars, which follow from the layout
         _write_numbers(axes, places, gantt)
         save_plot(path, canvas)
 
@@ -149,6 +149,6 @@ def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
             rotation_mode="anchor",
             path_effects=[withStroke(linewidth=3, foreground=colour)]
             if hatch
-            else [],  # so that the number stays readable on the hatch
+            else [],  # an edge in the bar's colour keeps the number readable on the hatch
             in_layout=False,
         )

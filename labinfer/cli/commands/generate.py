@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def run(session: Session, job: JobOptions, sampling: SamplingParams, files: JobFiles | None = None) -> int:
-    """Run the job on every rank; returns the exit status.
+    """Answer prompts or run a JSONL job, on every rank; returns the exit status.
 
     Args:
-        files: open files of rank 0; None if they are not open yet, as opening may block.
+        files: open files of the job on rank 0; None if they are not open yet, as opening them may block.
 
     Raises:
         CollectiveError: the job cannot run, or the output cannot be written; on every rank.
@@ -66,10 +66,10 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
             requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
             fingerprint = llm.fingerprint.with_defaults(msgspec.to_builtins(sampling))
             recorded = RecordedRun(fingerprint, msgspec.to_builtins(sampling), os.path.abspath(job.input))
-            files.output.begin(llm.files.identity, recorded)  # may raise, before the other ranks wait for plans
+            files.output.begin(llm.files.identity, recorded)  # may raise: no rank waits for plans yet
     status = ExitStatus.OK
     session.signals.running = True
-    with group.raise_on_all_ranks():  # rank 0 may fail to write; the other ranks must not wait for it then
+    with group.raise_on_all_ranks():  # rank 0 may fail to write, and must not leave the other ranks waiting
         if group.rank == 0:
             status = Rank0Job(
                 llm=llm, session=session, job=job, sampling=sampling, files=files, fingerprint=fingerprint
@@ -77,7 +77,7 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
         else:
             llm.follow()
     llm.close()
-    session.signals.running = False  # a signal may interrupt the remaining waits
+    session.signals.running = False  # from here on a signal may interrupt waits
     return 128 + session.signals.signum if session.signals.signum else status
 
 
@@ -168,7 +168,8 @@ class Rank0Job:
         }
 
     def _answer(self, prompts: list[Prompt], requests: list[Request]) -> None:
-        """Answer --prompt: write each finished answer to a file, or stream the answers to the terminal."""
+        """Answer the prompts of --prompt: write each finished answer to a file, or stream the answers to the
+        terminal."""
         titles = self.job.prompt if len(self.job.prompt) > 1 else ("",) * len(prompts)
         answers = PromptAnswers(titles, self.files.output.write_text)
         streams = not self.job.output and self.sampling.can_stream and self.sampling.n == 1
@@ -200,7 +201,7 @@ class Rank0Job:
             logger.warning("%s truncated: %s", "1 output" if count == 1 else f"{count} outputs", limit)
 
     def _limit(self, answer: Completion) -> str:
-        """Describe the limit that has truncated an answer."""
+        """Describe the limit that has truncated ``answer``: its ``max_tokens`` or the context length."""
         if len(answer.token_ids) == self.sampling.max_tokens:
             return f"--max-tokens {self.sampling.max_tokens} reached"
         return f"the context of {self.llm.spec.max_model_len} tokens is full"

@@ -147,7 +147,7 @@ class Hosting:
         """Serve until a signal arrives (returns None), or until a layout change is due (returns the new options of each
         model)."""
         layouts = None
-        with self._group.raise_on_all_ranks():  # spare ranks wait here
+        with self._group.raise_on_all_ranks():  # spare ranks wait here for the end of the serving
             if self._group.rank == 0:
                 layouts = self._host.run()
                 for llm in self.llms.values():
@@ -196,8 +196,8 @@ class Hosting:
         return layouts
 
     def _changed_options(self, change: LayoutChange) -> EngineOptions:
-        """Engine options of a model after ``change``. The context length stays: once a longer one was served, it could
-        not be reduced again.
+        """Engine options of a model after ``change``. The context length is kept even if a longer one would fit,
+        because a later change could not reduce it again.
 
         Raises:
             UserError: see ``changed_options``.
@@ -215,7 +215,7 @@ class Hosting:
         an empty string."""
         lengths = [llm.spec.max_model_len for llm in self.llms.values() if not llm.is_spare]
         try:
-            with self._group.raise_on_all_ranks():  # otherwise open answers would continue with another model
+            with self._group.raise_on_all_ranks():  # with other files, open answers would continue with another model
                 for llm in self.llms.values():
                     llm.files.check_unchanged()
         except CollectiveError as error:

@@ -271,7 +271,7 @@ class RankBytes:
 
 
 def _draft_bytes(draft: Layout) -> dict[str, int]:
-    """Bytes of a draft model's KV block, and of its state per sequence, as fields of ``RankBytes``."""
+    """Fields of ``RankBytes`` for a draft model: bytes of its KV block, and of its recurrent state per sequence."""
     place = draft.topology.place(0)
     return {"draft_block": draft.block_bytes(place), "draft_state": draft.meta(place).bytes_per_sequence}
 
@@ -279,14 +279,14 @@ def _draft_bytes(draft: Layout) -> dict[str, int]:
 def _estimate_rooms(
     session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
 ) -> list[CacheRoom]:
-    """Estimate the cache memory of each rank. Ranks that share one memory pool it."""
+    """Estimate the memory for KV cache and states of each rank; ranks that share one memory pool their shares."""
     used, place_of = session.options.cache.memory_utilization, layout.topology.place
     rooms = [layout.cache_room(place_of(rank), int(own.room * used), own.draft_block) for rank, own in of_rank.items()]
     return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
 
 
 def _ranks_by_memory(layout: Layout, everyone: list[RankInfo], ranks: Iterable[int]) -> list[list[int]]:
-    """Group the ranks by the memory that they share. A rank with only a draft model is a group by itself."""
+    """Group ``ranks`` by the memory that they share. A rank that holds only the draft model is a group by itself."""
     by_memory: dict[Hashable, list[int]] = {}
     for rank in ranks:
         name = rank if rank in layout.draft_devices else layout.memory(rank, everyone)
@@ -305,8 +305,8 @@ def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, bl
 
 
 def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
-    """Minimum bytes of the KV cache and recurrent states of a rank with only the draft model. It makes no more blocks
-    than it can use."""
+    """Minimum bytes of the KV cache and recurrent states of a rank that holds only the draft model. Such a rank
+    allocates no more blocks than ``max_num_seqs`` drafts can use."""
     most = draft.useful_blocks(session.options.scheduler.max_num_seqs)
     num_blocks = min(session.options.cache.num_kv_blocks or draft.least_blocks, most)
     return num_blocks * own.draft_block + own.draft_state
@@ -319,7 +319,7 @@ def _describe_shortfall(
 
     Args:
         ranks: ranks that share one memory.
-        own: sums over ``ranks``.
+        own: memory needs, summed over ``ranks``.
         least: minimum bytes of KV cache and states over ``ranks``.
     """
     cache, num_sharing = session.options.cache, layout.sharing_device(ranks[0], everyone)

@@ -1,4 +1,4 @@
-"""measuring: a progress line of rank 0 while the machines are probed."""
+"""measuring: shows a progress line on rank 0 while the machines are probed."""
 
 from __future__ import annotations
 

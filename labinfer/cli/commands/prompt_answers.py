@@ -8,7 +8,8 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 
 class PromptAnswers:
-    """Writes answers one after another, although they are generated in parallel.
+    """Writes answers in the order of their prompts, although they are generated in parallel: later ones are kept until
+    it is their turn.
 
     Args:
         titles: title line before each answer; empty for none.
@@ -23,12 +24,12 @@ class PromptAnswers:
         self._is_open = False  # whether the last written line has no line feed yet
 
     def grow(self, delta: Delta) -> None:
-        """Add a delta to an answer. ``delta.key`` is the index of the prompt."""
+        """Append ``delta`` to the answer of prompt ``delta.key``, and write all text whose turn it is."""
         self._pending[delta.key] += delta.text or ""
         self._show()
 
     def end(self, output: RequestOutput, has_grown: bool) -> None:
-        """Handle the end of all answers to a prompt.
+        """Mark the answers to prompt ``output.key`` as complete, and write all text whose turn it is.
 
         Args:
             has_grown: whether the text of the answers has already arrived as deltas.
@@ -39,7 +40,7 @@ class PromptAnswers:
         self._show()
 
     def close(self) -> None:
-        """End the open line of an answer that was interrupted."""
+        """End the line of an answer that was interrupted."""
         if self._is_open:
             self._write("\n")
             self._is_open = False

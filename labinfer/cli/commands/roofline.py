@@ -10,7 +10,7 @@ from labinfer.functions.roofline_limits import RooflineLimits
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Measured performance of one implementation at one number of rows."""
+    """Measured performance of one implementation of a function at one number of rows (tokens)."""
 
     function: str
     weights: str

@@ -36,7 +36,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     with group.raise_on_all_ranks():
         if is_rank0:
             own = own.absolute()
-            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # checked before anything is loaded
+            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # may raise: before models are loaded
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
             if supervisor := session.environment.supervisor:

@@ -74,7 +74,7 @@ class Session:
             self.starting.describe = lambda: "starting: waiting for the other ranks"
         try:
             group = self.group or join_group(self.environment, self.options)
-            if self.group is not None:  # joined to load plugins, before these options were parsed
+            if self.group is not None:  # joined earlier to load plugins, before these options were parsed
                 group.take_cores(self.options.working_ranks, self.options.runtime.threads)
             self.group = group
         finally:

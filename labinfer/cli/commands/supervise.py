@@ -105,7 +105,7 @@ def run(
         )
         try:
             status = supervisor.run()
-            if status == ExitStatus.USAGE and restart.is_smaller:  # the model may fit again when the machine is back
+            if status == ExitStatus.USAGE and restart.is_smaller:  # with the missing machine, the model may fit again
                 status = ExitStatus.INTERNAL
             return status
         finally:

@@ -83,7 +83,8 @@ class _Verification:
     lines: list[RecordedLine]
 
     def run(self) -> int:
-        """Recompute the lines, and say how many agree and where the first difference is."""
+        """Recompute the chosen lines, and print how many agree and where the first difference is. Returns the exit
+        status."""
         announce({self.session.options.model.model: self.llm})
         try:
             records = self._recompute()

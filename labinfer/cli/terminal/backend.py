@@ -9,24 +9,25 @@ from typing import Any, Protocol
 from labinfer.base.errors import UserError
 
 TOO_SHORT_SECONDS = 0.1
-"""Minimum seconds for which a token rate is computed: tokens that arrive in shorter time may have come in one piece."""
+"""Minimum seconds from which a token rate is computed: tokens that arrive within less time may have come in one
+piece."""
 
 
 class AnswerFailed(UserError):
-    """A message gets no answer, but the chat can continue."""
+    """A message of the user gets no answer, or an incomplete one; the chat can continue."""
 
 
 class MessageRefused(AnswerFailed):
-    """A message that the backend refuses, for example because it is too long. A retry does not help."""
+    """The backend refuses a message of the user, for example because it is too long. A retry does not help."""
 
 
 class ReasoningPiece(str):
-    """A piece of the model's reasoning."""
+    """Piece of reasoning in the stream of an answer's text."""
 
 
 @dataclass(kw_only=True)
 class ChatReply:
-    """A model's answer so far. None means unknown."""
+    """A model's answer so far, with its token counts and times. None means unknown."""
 
     text: str = ""
     reasoning: str = ""

@@ -85,7 +85,7 @@ class Chat:
             self._fail(error)
 
     def _take(self, text: str) -> None:
-        """Handle one input: a message, or a command that begins with a slash."""
+        """Handle one input of the user: a message, or a command that begins with a slash."""
         word, _, rest = text.strip().partition(" ")
         word = FORMER_NAMES.get(word, word)
         if not word:
@@ -135,7 +135,7 @@ class Chat:
             return
         except Interrupted as error:
             self._forgive(error)
-            self._terminal.write("\n" if self._terminal.is_interactive else "")  # the terminal has shown ^C
+            self._terminal.write("\n" if self._terminal.is_interactive else "")  # after the terminal's ^C
             answer.finish_reason = "stopped"
         self._end_reasoning(answer, thinks_since)
         answer.seconds = self._clock() - begin
@@ -161,7 +161,7 @@ class Chat:
             self._terminal.say(f"[{seconds:.1f} s of reasoning; /reasoning shows it]")
 
     def _forgive(self, error: Interrupted) -> None:
-        """Ignore an interruption by Ctrl-C; raise any other one again."""
+        """Ignore ``error`` if Ctrl-C caused it; otherwise raise it again."""
         if error.signum != signal.SIGINT:
             raise error
         self._signals.signum = 0
@@ -170,7 +170,7 @@ class Chat:
         self._num_failed += 1
         self._terminal.say(f"labinfer: error: {error}")
 
-    # Commands; each takes the text after its name.
+    # Methods of commands; the argument is the text after the command's name.
 
     def _system(self, text: str) -> None:
         if text:

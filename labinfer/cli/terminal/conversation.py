@@ -14,7 +14,8 @@ from labinfer.base.sampling_options import sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")
-"""Sampling parameters that a chat does not offer: those for several answers, or for answers that cannot be streamed."""
+"""Sampling parameters that are no settings of a chat: those for several answers, or for answers that cannot be
+streamed."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -26,7 +27,7 @@ def settings() -> dict[str, type]:
 
 @dataclass
 class Conversation:
-    """Messages and settings of a chat. ``exchanges`` are pairs of a message and its answer."""
+    """Messages and settings of a chat. ``exchanges`` are (message, answer) pairs."""
 
     system: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -75,5 +76,5 @@ class Conversation:
                 file.write("\n")
         except FileExistsError:
             raise UserError(f"{path} exists; give another name") from None
-        except (OSError, RuntimeError, ValueError) as error:  # an unknown home directory, an invalid file name
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no home directory; ValueError: bad file name
             raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

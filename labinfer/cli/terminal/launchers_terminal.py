@@ -48,14 +48,14 @@ class LaunchersTerminal:
             return None
         fds: list[int] = []
         try:
-            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun passes on its own
+            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun lets its ranks inherit the terminal
                 return cls(STANDARD_INPUT)
             if launcher := _mpi_launcher():
                 for fd in (STANDARD_OUTPUT, STANDARD_INPUT):
                     fds.append(os.open(f"/proc/{launcher}/fd/{fd}", os.O_RDWR | os.O_NOCTTY))
                 if all(map(os.isatty, fds)):
                     return cls(fds.pop())
-        except OSError:  # a socket, another user's terminal, or one without a name
+        except OSError:  # not a terminal, or another user's, or one without a name
             pass
         finally:
             for fd in fds:

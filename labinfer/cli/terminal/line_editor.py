@@ -94,7 +94,7 @@ class LineEditor:
         try:
             while (is_continued := stops.get()) is not None:
                 try:
-                    os.kill(0, signal.SIGTSTP)  # and the other processes of its pipeline
+                    os.kill(0, signal.SIGTSTP)  # also stops the other processes of its pipeline
                 finally:
                     is_continued.set()
             return line.result()

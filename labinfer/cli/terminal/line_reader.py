@@ -15,7 +15,7 @@ class LineReader:
     """Reads lines from a file descriptor, without the read-ahead of a file object, so that ``has_line`` is exact.
 
     Args:
-        knows_ctrl_c: whether the character Ctrl-C ends a line, too.
+        knows_ctrl_c: whether the character Ctrl-C ends a line, as a line feed does.
     """
 
     def __init__(self, fd: int, knows_ctrl_c: bool):
@@ -45,7 +45,7 @@ class LineReader:
         return line.removesuffix(b"\r").decode("utf-8", "replace")
 
     def take_ctrl_c(self) -> bool:
-        """Whether Ctrl-C has arrived. If so, all input up to the last one is dropped."""
+        """Whether the character Ctrl-C has arrived; if so, all input up to the last Ctrl-C is dropped."""
         while not self._is_at_end and select.select([self._fd], [], [], 0)[0]:
             self._read()
         _, ending, after = self._data.rpartition(ENDS[1])

@@ -52,7 +52,7 @@ class OwnRanks:
         answer.prompt_tokens = len(request.prompt_token_ids)
         try:
             yield from self._run(request, answer)
-        except (GeneratorExit, Interrupted):  # between steps
+        except (GeneratorExit, Interrupted):  # raised between steps, so all ranks are consistent
             self._llm.driver.drain()
             raise
 
@@ -60,7 +60,7 @@ class OwnRanks:
         driver, tokenizer = self._llm.driver, self._llm.tokenizer
         parser = tokenizer.reply_parser(request.prompt_token_ids, [])
         state = RequestState(request, tokenizer, streams=True, clock=self._llm.clock)
-        for news in driver.run([(state, request)], self._check):  # also drains steps launched beyond a stop string
+        for news in driver.run([(state, request)], self._check):  # also completes steps beyond a stop string
             for _, update in news:
                 if state.add(update):
                     driver.abort(state, reason=FinishReason.STOP)

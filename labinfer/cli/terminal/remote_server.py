@@ -69,7 +69,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """The fields of a streamed chunk that are needed. Servers omit fields that they do not know, or send null."""
+    """Fields of a streamed chunk that this client reads. Servers may omit them or send null."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -151,7 +151,7 @@ class RemoteServer:
         try:
             with self._signals.raising():
                 connection.connect()
-                if body is not None:  # an answer may take long, but a vanished server must be noticed
+                if body is not None:  # an answer may take long, so keep-alive replaces the timeout
                     connection.sock.settimeout(None)
                     for option in KEEP_ALIVE:
                         connection.sock.setsockopt(*option)
@@ -167,7 +167,7 @@ class RemoteServer:
             hint = "; if the server has no TLS, use http:// instead of https://" if _is_not_tls(error) else ""
             raise AnswerFailed(f"{what}: {reason}{hint}") from None
         finally:
-            if response is not None:  # the response holds the socket, too
+            if response is not None:  # the response has the socket open, too
                 response.close()
             connection.close()
 
@@ -206,7 +206,7 @@ class RemoteServer:
 
 
 def _is_not_tls(error: Exception) -> bool:
-    """Whether an error means that the server does not use TLS."""
+    """Whether ``error`` means that the server does not use TLS."""
     return getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
@@ -223,7 +223,7 @@ def _parse(data: bytes, kind: Any) -> Any:
 
 
 def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
-    """Make an exception from an HTTP error response, with its text and a hint."""
+    """Exception for an HTTP error response, with the server's message and a hint."""
     data = response.read(LONGEST_BODY)
     try:
         text = _message(_parse(data, Any))

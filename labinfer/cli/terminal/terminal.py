@@ -78,7 +78,7 @@ class Terminal:
         self._lines = LineReader(source, knows_ctrl_c=launchers is not None)
         is_terminal = os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT)
         self.is_interactive = is_terminal or launchers is not None
-        """Whether a user sits at a terminal."""
+        """Whether standard input and output are a terminal, directly or through the launcher."""
         self._is_line_open = False
         self._editor: LineEditor | None = None
         if is_terminal:
