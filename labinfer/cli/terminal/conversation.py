@@ -76,5 +76,5 @@ class Conversation:
                 file.write("\n")
         except FileExistsError:
             raise UserError(f"{path} exists; give another name") from None
-        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no home directory; ValueError: bad file name
+        except (OSError, RuntimeError, ValueError) as error:  # no home directory, invalid file name
             raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

@@ -21,7 +21,7 @@ COMMENT = "#"
 
 @dataclass(frozen=True)
 class ApiCaller:
-    """Holder of one API key."""
+    """Holder of one API key: who sends a request."""
 
     name: str
     """Name in logs and limits; contains no part of the key."""
@@ -31,8 +31,8 @@ class ApiCaller:
     """Owner id of stored files. Depends on the key and on the secret of ``ApiKeys``, not on ``name``."""
 
     def user_for(self, named: str) -> str:
-        """User id for the scheduler (``--scheduling-policy fair``). It begins with the key's name, so that two keys
-        never share a user."""
+        """User id of a request whose body names the user ``named``, for the scheduler (``--scheduling-policy fair``).
+        It begins with the key's name, so that two keys never share a user."""
         return f"{self.name}/{named}" if self != ANONYMOUS else named
 
     def salt_for(self, requested: str | None) -> str:
@@ -106,9 +106,9 @@ class ApiKeys:
         return bool(self._callers)
 
     def mask(self, text: str, size: int) -> str:
-        """First ``size`` characters of ``text``, with ``***`` in place of each API key that begins among them. (A user
-        may have pasted a key into the wrong field.) A key may contain any visible character, so every position is
-        checked."""
+        """First ``size`` characters of ``text``, for a log or an error, with ``***`` in place of each API key that
+        begins in them: a user may have pasted a key into the wrong field. A key may contain any visible character, so
+        every position is checked."""
         shown, place = [], 0
         while place < min(size, len(text)):
             fitting = (length for length in self._lengths if place + length <= len(text))
@@ -129,7 +129,7 @@ class ApiKeys:
         if not self.required:
             return ANONYMOUS
         scheme, _, key = (authorization_header or "").strip().partition(" ")
-        if scheme.lower() != "bearer" and key_header:  # header of Anthropic's clients
+        if scheme.lower() != "bearer" and key_header:  # ``x-api-key``, as Anthropic's clients send it
             scheme, key = "bearer", key_header
         key = key.strip()
         if scheme.lower() != "bearer" or not key:

@@ -29,8 +29,8 @@ LOADING_SECONDS = 5.0
 """Value of the header ``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
-"""Maximum number of idle callers (API keys or their users) whose rate-limit debt is kept. Above it, those with the
-least debt are dropped."""
+"""Maximum number of idle callers (API keys or their users) whose rate-limit debt is kept; above it, the callers with
+the least debt are dropped."""
 FIRST_SWEEP = 64
 
 
@@ -70,7 +70,7 @@ class AdmissionControl:
     async def admit(self, caller: ApiCaller, user: str | None, prompt_tokens: int) -> Lease:
         """Admit a request: at once, or in FIFO order once its caller has a free slot.
 
-        If the wait is cancelled, the charge and the count are undone.
+        If the wait is cancelled, the request counts no longer, and its charge is refunded.
 
         Args:
             user: end user of the request; each user of a key has limits of its own.
@@ -121,7 +121,7 @@ class AdmissionControl:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # cancelled after it had received its slot
+            if turn.done() and not turn.cancelled():  # cancelled when it already had a slot: pass the slot on
                 self._hand_on(account)
             else:
                 account.waiting.pop(turn, None)
@@ -132,7 +132,7 @@ class AdmissionControl:
     def _hand_on(self, account: _Account) -> None:
         """Pass the slot of an ended request on to the account's longest-waiting request; free it if none waits."""
         for turn in account.waiting:
-            if not turn.done():  # a cancelled request removes itself
+            if not turn.done():  # not a cancelled one, which removes itself
                 del account.waiting[turn]
                 turn.set_result(None)
                 return
@@ -148,7 +148,8 @@ class AdmissionControl:
             del self._accounts[account.key]
 
     def _refill(self, account: _Account) -> float:
-        """Refill the account's token bucket for the time since the last call, and return its tokens; below 0 is debt."""
+        """Refill the account's token bucket for the time since the last call, and return the tokens in it; a negative
+        number is debt."""
         now = self._clock()
         gained = (now - account.updated) * self._budget / WINDOW_SECONDS
         account.level = min(account.level + gained, self._budget)

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> Starlette:
-    """Return the application for ``service``. Its ``state.batches`` is the ``BatchRunner`` if the server stores files."""
+    """Make the ASGI application of ``service``. Its attribute ``state.batches`` is the ``BatchRunner``, if the server
+    stores files."""
     routes, endpoints = [], {}
     for endpoint in (*API, *PAGES):
         for path in (endpoint.path, *endpoint.aliases):
@@ -95,7 +96,8 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
 
 
 def _error_form(http: Request, endpoint: Endpoint | None) -> ErrorForm:
-    """Error format (OpenAI's or Anthropic's) for a request; ``endpoint`` is None if no endpoint serves its path."""
+    """Error format (OpenAI's or Anthropic's) for the request ``http`` to ``endpoint``; None if no endpoint serves its
+    path."""
     if (endpoint is None or endpoint.is_anthropics_too) and VERSION_HEADER in http.headers:
         return ANTHROPIC_ERRORS
     return endpoint.error_form if endpoint else OPENAI_ERRORS
@@ -107,7 +109,7 @@ def _answer_error(context: HttpContext, error: ApiError, logged: bool) -> HttpRe
 
 
 def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
-    path = http.scope["path"]  # the URL would be built from the Host header, which the client controls
+    path = http.scope["path"]  # not from ``http.url``, which uses the Host header of the client
     if error.status_code == 405:
         first = _matching_path(http, routes)
         allowed = [method for route in routes if route.path == first for method in sorted(route.methods or ())]

@@ -46,7 +46,7 @@ from labinfer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 TOLD_WAIT_SECONDS = 5.0
-"""Seconds from which on a wait for a rank is reported; a long prompt alone may take this long."""
+"""Minimum duration in seconds of a wait that ``wait`` reports; with a long prompt, shorter waits are normal."""
 ENGINE_HAS_FAILED = "the engine has failed and the server is shutting down; try again later"
 
 
@@ -67,7 +67,7 @@ class AsyncLLMEngine:
         stall_seconds: float = DEFAULT_TIMEOUT,
     ):
         self._clock, self._outlives_host, self._stall_seconds = clock, outlives_host, stall_seconds
-        self._num_steps = 0  # sum over all engines
+        self._num_steps = 0  # completed steps of all engines
         self._last_progress = clock()  # time of the last finished step, or when an idle engine received work
         self._wait: tuple[Wait, float] | None = None  # rank 0's wait from the last heartbeat, and its arrival time
         self._link: HostConnection | None = None
@@ -93,7 +93,8 @@ class AsyncLLMEngine:
         self.on_begin: Callable[[], None] = lambda: None
         """Callback when a host has connected, and when models have been reloaded."""
         self.on_end: Callable[[bool], None] = lambda is_final: None
-        """Callback when the host sends no more data; the argument says whether its models are gone too."""
+        """Callback when the host sends no more data; the argument says whether open requests have failed because no
+        other host will continue them."""
 
     async def run(self, link: HostConnection) -> None:
         """Exchange frames with an engine host until it sends ``Shutdown``.
@@ -181,13 +182,13 @@ class AsyncLLMEngine:
         self._requests.add(task)
 
     def forget(self, task: EngineTask) -> None:
-        """Drop ``task``, and abort its unfinished requests on the engine host."""
+        """Remove ``task``, and abort its unfinished requests on the engine host."""
         self._tasks.discard(task)
         self._requests.remove(task)
 
     def cancel(self, name: str, owner: str) -> bool:
-        """Cancel the open tasks of ``owner`` with this ``name`` (an id of their HTTP request). Returns whether there
-        were any."""
+        """Cancel the open tasks of ``owner`` that have the id ``name`` (see ``GenerationTask.names``). Returns whether
+        there were any."""
         matches = [task for task in self._tasks if task.owner == owner and name in task.names]
         for task in matches:
             task.fail(api_errors.cancelled())
@@ -204,7 +205,7 @@ class AsyncLLMEngine:
         return {task for task in running if not _is_done(task)}
 
     def watch(self, on: bool) -> None:
-        """Make the ranks start or stop recording step traces."""
+        """Make the ranks start (``on``) or stop recording step traces."""
         self._tell(Watch(on))
 
     def tell_ready(self) -> None:
@@ -231,20 +232,20 @@ class AsyncLLMEngine:
         try:
             self._tell(ChangeLayout(change))
             answer = await self._change
-            if answer.is_busy:  # a change by --replan had begun, and its Rebuilding frame was in flight
+            if answer.is_busy:  # a change by --replan had begun before the host received this one
                 raise _change_under_way()
             return answer, next(model for model in self._models if model.name == change.model)
         finally:
             self._change = None
 
-    # Frames.
+    # Frames to and from the host.
 
     def _tell(self, frame: FromGateway) -> None:
-        if self._link is not None:  # without a host, open requests have failed or wait for the next one
+        if self._link is not None:  # without a host, open requests have failed or wait for the next host
             self._link.send(frame)
 
     def _take(self, frame: FromHost) -> None:
-        self._wait = None  # while it waits, rank 0 sends heartbeats only
+        self._wait = None  # any other frame shows that rank 0 no longer waits
         if isinstance(frame, Updates):
             self._last_progress = self._clock()
             for key, update in frame.answers:
@@ -258,7 +259,7 @@ class AsyncLLMEngine:
             self._wait = (frame.wait, self._clock()) if frame.wait else None
         elif isinstance(frame, StatsUpdate):
             num_steps = sum(stats.num_steps for stats in frame.engines)
-            if num_steps != self._num_steps:  # steps of a long prompt produce no token yet
+            if num_steps != self._num_steps:  # counts as progress even if no tokens come, as for a long prompt
                 self._num_steps, self._last_progress = num_steps, self._clock()
             for stats in frame.engines:
                 self._running_keys[stats.model] = stats.running_keys

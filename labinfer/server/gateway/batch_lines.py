@@ -17,7 +17,7 @@ MAX_LINES = 50_000
 MAX_FAILURES = 20
 """Number of reported failures after which the validation of a batch ends."""
 ENVELOPE_BYTES = 1 << 16
-"""Bytes that a line may have in addition to the request body that it contains."""
+"""Maximum bytes of a line in addition to the request body that it contains."""
 
 
 class LineFailure(msgspec.Struct, frozen=True):
@@ -36,13 +36,14 @@ class AnswerStatus(msgspec.Struct):
 
 
 class AnswerLine(msgspec.Struct):
-    """Partial schema of a line with an answer: enough to tell whether it belongs in the output or the error file."""
+    """Partial schema of a line with an answer. It suffices to tell whether the line belongs in the output or the error
+    file."""
 
     response: AnswerStatus
 
 
 class BodyProbe(msgspec.Struct):
-    """Partial schema of a line's request body: enough to reject ``stream``."""
+    """Partial schema of a line's request body. It suffices to reject ``stream``."""
 
     stream: bool | None = None
 
@@ -65,7 +66,8 @@ class BatchFile:
             yield from lines
 
     def validate(self) -> tuple[int, list[LineFailure]]:
-        """Check all lines. Returns their number and the failures. Takes long for large files."""
+        """Check all lines of the file, which takes long for a large one. Returns the number of lines and the
+        failures."""
         failures: list[LineFailure] = []
         numbers: dict[str, int] = {}
         total = 0
@@ -105,8 +107,8 @@ class BatchFile:
 
 
 def split_answers(answers: Path, output: Path, errors: Path) -> None:
-    """Split the answers into the ``output`` file (successes) and the ``errors`` file. An incomplete last line (disk
-    full) is dropped."""
+    """Copy each line of the file ``answers`` to the file ``output`` if it has succeeded, otherwise to ``errors``. An
+    incomplete last line (disk full) is dropped."""
     with open(answers, "rb") as lines, open(output, "wb") as good, open(errors, "wb") as bad:
         for line in lines:
             if not line.endswith(b"\n"):

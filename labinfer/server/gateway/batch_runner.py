@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
-"""Limits per caller: number of open batches, and of stored batches. The files of a batch remain when it is dropped."""
+"""Maximum number of open batches, and of stored batches, per caller. Above the second limit the oldest batch is
+dropped, but not its files."""
 PRIORITY = 1_000_000
 """Added to the priority value of every line. Requests with lower values run first, so batches run after online
 requests."""
@@ -107,7 +108,7 @@ class BatchRunner:
         self._start(caller.owner, batch)
 
     def cancel(self, owner: str, id: str) -> Batch:
-        """Start no more lines of a batch. Running lines finish; lines waiting for a retry are dropped.
+        """Cancel a batch: its running lines finish, all other lines are left without an answer.
 
         Raises:
             ApiError: the batch does not exist or has ended.
@@ -117,7 +118,7 @@ class BatchRunner:
             raise api_errors.bad_request(f"the batch {id} is {batch.status}, and cannot be cancelled")
         if batch.status in ("validating", "in_progress"):
             batch = self._change(owner, batch, status="cancelling", cancelling_at=self._now())
-        if id not in self._tasks:  # its results could not be written: try again
+        if id not in self._tasks:  # it has ended, but its result files could not be written: try again
             self._start(owner, batch)
         return batch
 
@@ -145,10 +146,11 @@ class BatchRunner:
             problem = f"the results of batch {batch.id} cannot be written: {error.strerror}"
             logger.error("%s; retried when the server restarts, or if the batch is cancelled", problem)
 
-    # Lines.
+    # Answering the lines of a batch.
 
     async def _answer(self, owner: str, batch: Batch) -> list[LineFailure]:
-        """Answer all lines of a batch. If the input file is invalid, answers none, and returns the failures."""
+        """Validate the input file of a batch, and answer all of its lines. If the file is invalid, no line is answered,
+        and the failures are returned."""
         input = self._store.content(self._store.file(owner, batch.input_file_id))
         file = BatchFile(input, batch.endpoint, self._service.options.max_body_size)
         if batch.status == "validating":
@@ -198,7 +200,8 @@ class BatchRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _answer_line(self, owner: str, batch: Batch, number: int, line: bytes, *, output: JobOutput) -> None:
-        """Answer a line, and retry it if it is rejected. Gives up if the batch is cancelled while a retry waits."""
+        """Answer line ``number`` of a batch. A rejected line is retried after a delay, unless the batch is cancelled
+        meanwhile."""
         parsed = msgspec.json.decode(line, type=BatchLine)
         id = f"{batch.id}-{number}"
         while True:
@@ -244,10 +247,10 @@ class BatchRunner:
         finally:
             context.end(status, log=False)
 
-    # States.
+    # Changing the state of a batch.
 
     async def _finish(self, owner: str, id: str, failures: list[LineFailure]) -> None:
-        """Make the result files of a batch from its answers; also for a failed batch, from the answers that it has.
+        """End a batch: make its result files from the answers so far, also if it has failed.
 
         Raises:
             OSError: the files cannot be written.
@@ -280,7 +283,7 @@ class BatchRunner:
             await asyncio.to_thread(split_answers, answers, paths["output"], paths["error"])
             for name, path in paths.items():
                 filename = f"{batch.id}_{name}.jsonl"
-                self._store.remove_results(owner, filename)  # left by a server that died at this point
+                self._store.remove_results(owner, filename)  # files of a server that died before the batch was stored
                 if path.stat().st_size:
                     results[f"{name}_file_id"] = self._store.adopt(owner, path, filename, "batch_output").id
         finally:

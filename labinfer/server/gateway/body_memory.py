@@ -24,11 +24,12 @@ class BodyMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether the memory is used up so far that a body of the maximum length would be rejected for every caller."""
+        """Whether so little of the memory is free that a body of the maximum length would be rejected, whoever sends
+        it."""
         return self._num_bytes > self._most - self._most_per_caller
 
     def lease(self, caller: str) -> BodyLease:
-        """Return an empty lease for one body."""
+        """Return a new lease for one body of ``caller``, which occupies no memory yet."""
         return BodyLease(self, caller)
 
     def _add(self, caller: str, count: int) -> None:

@@ -12,19 +12,18 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 LEAST_SECONDS, LEAST_STEPS = 2.0, 5
-"""Minimum seconds with work, and minimum number of steps, of every rank; with less there is no report."""
+"""Minimum seconds with work, and minimum number of steps, that every rank must have for a report."""
 BUSY = 0.8
-"""Busy fraction of a stage from which on it counts as the bottleneck."""
+"""Minimum busy fraction of a stage that by itself makes the stage the bottleneck."""
 UNEVEN = 1.1
-"""Ratio of the busiest stage's busy fraction to the mean of the other stages', from which on the layout counts as
-unbalanced."""
+"""Minimum ratio of the busiest stage's busy fraction to the mean of the other stages for an unbalanced layout."""
 TOO_FEW = 0.5
-"""Number of missing sequences, on average, from which on too few requests are the bottleneck. One sequence per stage
-would keep all stages busy."""
+"""Minimum shortage of running sequences, on average, at which too few requests are the bottleneck. The shortage is the
+number of stages minus that of running sequences: one sequence per stage keeps all stages busy."""
 SOME_WAIT = 0.5
-"""Mean number of waiting sequences from which on there is a queue; fewer are merely about to start."""
+"""Minimum mean number of waiting sequences that counts as a queue; fewer are merely about to start."""
 FULL_CACHE, FULL_BATCH = 0.9, 0.95
-"""Thresholds from which on a resource counts as full: mean fraction of KV blocks in use, and mean number of running
+"""Thresholds at which a resource counts as full: mean fraction of KV blocks in use, and mean number of running
 sequences as a fraction of ``--max-num-seqs``."""
 
 
@@ -41,7 +40,7 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
         time_us: time of the last stats of ``window``, in microseconds since 1970.
         others_ran: whether the ranks ran steps of other models, too.
     """
-    window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # at first, not every rank has reported
+    window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # complete stats only: at first, not every rank has reported
     works = _works(window[0], window[-1]) if window else []
     if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
         return None
@@ -123,7 +122,8 @@ def _bound(
 
 
 def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
-    """The resource for lack of which sequences wait; None if no sequences wait, or no resource is full."""
+    """The full resource for which sequences wait: KV blocks or places in a batch. None if no sequences wait, or neither
+    is full."""
     if not at_work or fmean(stats.waiting for stats in at_work) < SOME_WAIT:
         return None
     if preempted or fmean(stats.kv_usage for stats in at_work) >= FULL_CACHE:

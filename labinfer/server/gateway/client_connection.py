@@ -60,7 +60,7 @@ class ClientConnection(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _num_bytes = _num_body_bytes = 0  # of the current message
+    _num_bytes = _num_body_bytes = 0  # bytes of the current message, and of its body
     _in_head = True
     _awaited_since = math.inf
     """Time from which on the connection has waited for a complete request, in seconds of the event loop's clock."""
@@ -97,7 +97,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
-            self.transport.abort()  # incomplete request: nothing is lost, and shutdown need not wait for the rest
+            self.transport.abort()  # the request is incomplete: shutdown need not wait for it
         else:
             super().shutdown()
 
@@ -141,14 +141,14 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer field, which nothing here reads (RFC 9110, section 6.5.1)
+            return  # a trailer field: no handler reads any (RFC 9110, section 6.5.1)
         if len(self.headers) == MAX_FIELDS:
             raise TooMuch
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._is_upgrade:
-            return  # parsed again without the upgrade fields
+            return  # ``_feed`` parses the request again without the upgrade fields
         self._in_head = False
         if len(self.pipeline) >= MAX_AHEAD:
             raise TooMuch
@@ -171,7 +171,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.cycle.response_complete:
-            self.cycle.body.clear()  # the part that the handler did not read
+            self.cycle.body.clear()  # drop what the handler has not read
             self._awaited_since = self.loop.time()
         super().on_response_complete()
 
@@ -197,7 +197,7 @@ class ClientConnection(HttpToolsProtocol):
     def _give_up(self) -> None:
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if self.pipeline or is_answering:  # a pipelined request waits for the current response
+        if self.pipeline or is_answering:  # the client waits for a response, not the server for a request
             self._start_timer()
         else:
             self.transport.abort()
@@ -208,8 +208,8 @@ class ClientConnection(HttpToolsProtocol):
             if self.cycle.response_started or self.pipeline:
                 self.transport.abort()
                 return
-            self.cycle.disconnected = True  # the handler that reads the body must not respond too
-            self.cycle.waiting_for_100_continue = False  # nor ask the client to continue
+            self.cycle.disconnected = True  # the handler that reads the body must not send a second response
+            self.cycle.waiting_for_100_continue = False  # nor send 100 Continue
             self.cycle.message_event.set()
         body = msgspec.json.encode(error.body())
         head = (

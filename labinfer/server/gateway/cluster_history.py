@@ -36,23 +36,23 @@ from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 PAUSE_SECONDS = 4.0
-"""If the engine was idle and has sent no stats for more than this many seconds, the next point covers only
-``POINT_SECONDS``."""
+"""Seconds without stats of an idle engine above which the next point covers only ``POINT_SECONDS``, not the idle
+time."""
 REPORT_SECONDS = 10.0
 """Seconds that a bottleneck report, and the rates of traffic between ranks, cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
-"""Seconds that stage speeds and cache hit rates cover, and seconds between two of the stats kept for them."""
+"""Seconds that stage speeds and cache hit rates cover, and interval in seconds of the stats that are kept for them."""
 KEPT_BYTES = 4 << 20
 """Maximum bytes of recorded slices that are kept per model: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
-"""Waits of more than this many seconds are left out of a trace, which might otherwise begin an hour before its first
-step."""
+"""Maximum seconds of a wait in a trace. Longer waits are left out: otherwise a trace could begin an hour before its
+first step."""
 MAX_BEHIND = 8
 """Maximum number of queued events per watching client; for a slower client the oldest are dropped."""
 
 
 class Watcher:
-    """A client that receives the events (stats and traces) of one model."""
+    """Event queue of a client that watches one model: its stats and traces."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -81,7 +81,7 @@ class ModelHistory:
 
     last: EngineStats
     last_time: float
-    """Time of the last point of ``points``, in seconds since 1970."""
+    """Time of the latest point in ``points``, in seconds since 1970."""
     info: ModelInfo | None = None
     """Description of the model; None until an engine host has loaded the model."""
     points: PointHistory
@@ -126,10 +126,10 @@ class ClusterHistory:
         self.tracing = asyncio.Lock()
         """Held while a trace file is built: concurrent builds would take memory and CPU from requests."""
 
-    # For the engine.
+    # Called by the gateway with the engine's data.
 
     def begin(self) -> None:
-        """Reset the counters for a new engine host, which counts from 0."""
+        """Prepare for a new engine host, whose counters begin at 0."""
         self._ended = False
         for name, model in self._models.items():
             model.last, model.last_time = EngineStats(model=name), self._clock()
@@ -149,7 +149,7 @@ class ClusterHistory:
         model, now = self._models[stats.model], self._clock()
         model.last_time = min(model.last_time, now)  # the clock may be set back
         if now - model.last_time < POINT_SECONDS and not model.points.is_empty:
-            return  # more follow once work has ended
+            return  # too early for another point; more stats follow when work has ended
         minute = model.minute
         if minute and minute[-1][0] > now:
             minute.clear()
@@ -184,13 +184,13 @@ class ClusterHistory:
             _hand_out(model, _trace_event(trace))
 
     def end(self) -> None:
-        """End all watching clients, as the engine host sends no more data."""
+        """End the event streams of all watching clients, as the engine host sends no more data."""
         self._ended = True
         for model in self._models.values():
             for watcher in model.watchers:
                 watcher.end()
 
-    # For routes.
+    # Called by route handlers.
 
     def points(self, name: str) -> list[StatsPoint]:
         """Points of the last hour of a model, oldest first."""
@@ -217,7 +217,7 @@ class ClusterHistory:
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
-        """Receive a model's events within a ``with`` block, during which the ranks trace their steps."""
+        """Context in which a new ``Watcher`` receives the model's events; meanwhile all ranks trace their steps."""
         model, watcher = self._models[name], Watcher()
         if not self._is_watched:
             self._watch(True)
@@ -238,11 +238,11 @@ class ClusterHistory:
 
         Args:
             since: seconds since 1970; slices that arrived earlier are left out.
-            seconds: length of each rank's track, from the end of its first slice: clocks of ranks differ.
+            seconds: length of each rank's track, from the end of the rank's first slice, as clocks of ranks differ.
         """
         slices: dict[int, list[Slice]] = {rank.rank: [] for rank in ranks}
         for when, rank, packed in list(self._models[name].slices):
-            if when >= since and rank in slices:  # otherwise the rank has no part of the model any more
+            if when >= since and rank in slices:  # a layout change may have taken the rank's part of the model
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 

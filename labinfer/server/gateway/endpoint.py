@@ -23,7 +23,7 @@ READING = (*ANYWHERE, 404, 413, 415, 429, 503)
 GENERATING = (*READING, 408, 499)
 STORED = (*ANYWHERE, 404)
 LOOKING = (*ANYWHERE, 404, 503)
-"""Error statuses of endpoints that describe a loaded model."""
+"""Error statuses of endpoints that need a loaded model but read no body."""
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
@@ -64,7 +64,7 @@ class Endpoint:
 
     @property
     def templates(self) -> list[str]:
-        """The endpoint's paths in OpenAPI's notation for parameters."""
+        """The endpoint's path and aliases in OpenAPI's notation of path parameters: ``{id}``."""
         return [path.replace(":path}", "}") for path in (self.path, *self.aliases)]
 
     @property
@@ -73,8 +73,8 @@ class Endpoint:
         return tuple(sorted({*self.errors, *[401] * self.needs_key} - {*[403] * (self.method in CHANGES_NOTHING)}))
 
     def with_options(self, options: ServerOptions, keys_required: bool) -> Endpoint:
-        """Copy for a server with these options. A key is needed only if the server has keys, and no option makes the
-        endpoint public."""
+        """Copy of the endpoint for a server with these ``options``: it needs a key only if the server has keys and no
+        option makes the endpoint public."""
         is_open = bool(self.opened_by) and getattr(options, self.opened_by)
         return replace(self, needs_key=self.needs_key and keys_required and not is_open)
 

@@ -32,7 +32,7 @@ from labinfer.server.gateway.routes import (
 
 @endpoint("GET", "/openapi.json", needs_key=False, logged=False, answer=dict)
 async def openapi(context: HttpContext) -> Response:
-    """This document."""
+    """OpenAPI document of this server's API."""
     service = context.service
     vocab_size = max((model.info.vocab_size for model in service.models.values()), default=0)
     document = _document(tuple(service.model_names), vocab_size, service.options, service.keys.required)

@@ -69,7 +69,7 @@ READ_COUNTERS: tuple[tuple[str, str, Callable[[ExpertReads], float]], ...] = (
 
 
 class EngineMetrics(Collector):
-    """Keeps the last stats of each engine, and converts them to metrics only when they are scraped.
+    """Keeps the last stats of each engine, and converts them to Prometheus metrics at each scrape.
 
     Counters of a restarted engine begin at 0, as Prometheus expects.
 

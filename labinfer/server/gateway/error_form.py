@@ -23,5 +23,5 @@ class ErrorForm:
 
 ANTHROPIC_ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)
 VERSION_HEADER = "anthropic-version"
-"""HTTP header that every request of Anthropic's clients carries."""
+"""HTTP header by which requests of Anthropic's clients are recognized."""
 OPENAI_ERRORS = ErrorForm("", ErrorAnswer, lambda error, request_id: error.body())

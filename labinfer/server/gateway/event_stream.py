@@ -44,7 +44,7 @@ def error_event(error: ApiError) -> bytes:
 
 @dataclass(frozen=True)
 class StreamForm:
-    """How an API ends a stream, keeps it alive, and reports an error in mid-stream."""
+    """Format of an API's streams: end marker, keep-alive message, and event that reports an error in mid-stream."""
 
     end: bytes = DONE
     keep_alive: bytes = KEEP_ALIVE
@@ -98,7 +98,7 @@ class EventStream:
                     await self._send(send, data)
             except ApiError as error:
                 await self._send(send, self._form.error(error))
-            except Exception:  # noqa: BLE001 - the client must see that the stream is incomplete
+            except Exception:  # noqa: BLE001 - the client gets an error event, as the stream is incomplete
                 logger.error("a stream failed\n%s", traceback.format_exc().rstrip())
                 await self._send(send, self._form.error(api_errors.internal()))
             await self._send(send, self._form.end)
@@ -106,7 +106,7 @@ class EventStream:
         finally:
             for task in side_tasks:
                 task.cancel()
-            with contextlib.suppress(RuntimeError):  # the iterator still runs if this task was cancelled
+            with contextlib.suppress(RuntimeError):  # ``aclose`` fails while the iterator runs, after a cancellation
                 await self._events.aclose()
             self._on_end()
 

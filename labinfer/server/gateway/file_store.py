@@ -33,13 +33,14 @@ MAX_FILES = 10_000
 """Maximum number of files per caller."""
 UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
 ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
-"""Names of files with a batch's answers, as this store makes them. Other files in the folder are never touched."""
+"""Pattern of the names of files with a batch's answers (and journals), so that other files in the folder are never
+removed."""
 POLL_SECONDS = 0.1
 """Seconds between two attempts to lock a folder that another server uses."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A file and its owner."""
+    """Metadata of a stored file, and its owner."""
 
     owner: str
     file: FileObject
@@ -50,7 +51,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True):
-    """A batch and its owner."""
+    """State of a stored batch, and its owner."""
 
     owner: str
     batch: Batch
@@ -83,7 +84,7 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
                     "files; choose another directory"
                 )
             is_shared = status.st_mode & stat.S_ISVTX  # such as /tmp, which others need; its subfolders are private
-            if status.st_uid == os.geteuid() and not is_shared:  # created by an earlier version or by hand
+            if status.st_uid == os.geteuid() and not is_shared:  # it may have been made by hand, for all to read
                 path.chmod(0o700)
         with contextlib.ExitStack() as on_failure:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -147,7 +148,7 @@ class FileStore:
     # Files.
 
     def begin(self, owner: str) -> Upload:
-        """Begin an upload.
+        """Begin an upload of a file of ``owner``.
 
         Raises:
             ApiError: the owner has too many files.
@@ -207,7 +208,7 @@ class FileStore:
         return list(self._batches.values())
 
     def put_batch(self, owner: str, batch: Batch, is_lasting: bool = True) -> None:
-        """Store the state of a batch, on disk only if ``is_lasting``; otherwise in memory, until the next restart."""
+        """Store the state of a batch: in memory, and on disk if ``is_lasting``."""
         self._batches[batch.id] = stored = StoredBatch(owner, batch)
         if is_lasting:
             self._write(self._folder / "batches" / f"{batch.id}.json", stored)
@@ -235,7 +236,7 @@ class FileStore:
     # For uploads.
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Reserve ``num_bytes`` that the owner is about to write, within the limits of ``--max-files-size``.
+        """Reserve space for ``num_bytes`` that the owner is about to write, within the limits of ``--max-files-size``.
 
         Raises:
             ApiError: there is no space for them.
@@ -244,8 +245,8 @@ class FileStore:
         self._num_bytes[owner] += num_bytes
 
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
-        """Check that ``num_bytes`` more of the owner are within the limits of ``--max-files-size``, for the owner and
-        for all callers together.
+        """Check that the owner may store ``num_bytes`` more: within the limits of ``--max-files-size`` for each owner
+        and for all owners together.
 
         Raises:
             ApiError: a limit is or would be exceeded.
@@ -258,16 +259,16 @@ class FileStore:
             )
 
     def release(self, owner: str, num_bytes: int) -> None:
-        """Release ``num_bytes`` that were reserved but are not used."""
+        """Release space that was reserved: ``num_bytes`` that are not used."""
         self._num_bytes[owner] -= num_bytes
 
     def new_upload_path(self) -> Path:
-        """Make the path of a new, incomplete file."""
+        """Path for a new temporary file, whose upload is incomplete."""
         return self._folder / "uploads" / secrets.token_hex(8)
 
     def adopt(self, owner: str, path: Path, filename: str, purpose: str) -> FileObject:
-        """Move a complete file into the store, as a file of ``owner``. No size limit applies, so that a batch never
-        loses its results."""
+        """Move the complete file ``path`` into the store, as a file of ``owner``. No size limit applies, so that a
+        batch never loses its results."""
         file = FileObject(
             id=f"file-{secrets.token_hex(12)}",
             bytes=path.stat().st_size,
@@ -317,7 +318,7 @@ class Upload:
         self._store, self._owner = store, owner
         self._path = store.new_upload_path()
         self._file = open(self._path, "xb")  # noqa: SIM115 - it is closed by ``close``
-        self._num_bytes = 0  # reserved bytes
+        self._num_bytes = 0  # bytes reserved for this upload
 
     def write(self, data: bytes) -> None:
         """Append ``data`` to the file.
