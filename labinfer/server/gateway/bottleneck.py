@@ -40,7 +40,7 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
         time_us: time of the last stats of ``window``, in microseconds since 1970.
         others_ran: whether the ranks ran steps of other models, too.
     """
-    window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # complete stats only: at first, not every rank has reported
+    window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # at first, not every rank has reported
     works = _works(window[0], window[-1]) if window else []
     if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
         return None

@@ -46,24 +46,24 @@ class GenerationTask:
         self.id, self.owner, self.model_name = context.id, context.caller.name, model.info.name
         self.user = input.user or ""
         self.names = {context.id}
-        """Names by which its owner may cancel it: the request id, and the id of the answer if that differs."""
+        """Ids by which the owner may cancel the task: of the HTTP request, and of the answer if that differs."""
         loop = asyncio.get_running_loop()
         self.begin = loop.time()
-        """Start time, by the event loop's clock."""
+        """Start time of the task, by the event loop's clock."""
         self.opened: list[RequestState] = []
-        """State of each request; empty until the requests are built."""
+        """State of each engine request of the task; empty until the requests are built."""
         self._timer: asyncio.TimerHandle | None = None
         if context.seconds:
             self._timer = loop.call_later(context.seconds, self.fail, api_errors.timed_out(context.seconds))
         self._news = asyncio.Event()
-        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with unread updates, in arrival order
+        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) numbers with unread updates, in arrival order
         self._num_accepted = 0
         self._error: ApiError | None = None
         self._lease: Lease | None = None  # held from admission to close
         self._token_times: dict[tuple[int, int], float] = {}
-        self._with_first_token: set[tuple[int, int]] = set()  # (request, answer) whose TTFT is recorded
+        self._with_first_token: set[tuple[int, int]] = set()  # (request, answer) numbers whose TTFT is recorded
         self._spent = 0
-        self._status = 200  # for the log: a failing stream has sent its HTTP status already
+        self._status = 200  # for the log; a stream that fails has already sent HTTP status 200
 
     @classmethod
     async def start(cls, context: HttpContext, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
@@ -124,7 +124,7 @@ class GenerationTask:
             self.close()
 
     def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
-        """Return the response that sends ``events``. They must be made from ``deltas``."""
+        """Return the HTTP response that streams ``events``, which the caller has made from ``deltas``."""
 
         def end() -> None:
             self.close()
@@ -133,7 +133,7 @@ class GenerationTask:
         return EventStream(events, self._context.headers, self.give_up, end, self._context.service.clock, form=form)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Iterate over (request number, delta) as deltas arrive. Call ``close`` afterwards.
+        """Yield (request number, delta) for each delta as it arrives. The caller must ``close`` the task afterwards.
 
         Raises:
             ApiError: the task has failed.
@@ -143,7 +143,7 @@ class GenerationTask:
                 try:
                     await self._wait()
                 except ApiError as error:
-                    if not self._changed:  # output that arrived with the error is sent before it
+                    if not self._changed:  # the error comes after output that arrived with it
                         self._status = error.status
                         raise
             if self._changed:  # one at a time: updates that arrive while this delta is sent are merged into the next
@@ -154,8 +154,8 @@ class GenerationTask:
                 yield number, delta
 
     def usage(self, readers: list[ReplyReader] | None = None) -> Usage:
-        """Token counts of all requests so far. If ``readers`` has the reader of each answer (of a single request),
-        reasoning tokens are counted too."""
+        """Token counts of all requests so far, with reasoning tokens if ``readers`` has the reply reader of each answer
+        (for a task with a single request)."""
         if readers is None:
             return total_usage(self.opened)
         (state,) = self.opened
@@ -166,11 +166,11 @@ class GenerationTask:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of the task's requests are complete."""
+        """Whether all engine requests of the task are complete."""
         return bool(self.opened) and all(opened.is_done for opened in self.opened)
 
     def give_up(self) -> None:
-        """Fail the task, as the client has disconnected."""
+        """Fail the task because the client has disconnected."""
         self.fail(api_errors.cancelled("the client closed the connection"))
 
     def fail(self, error: ApiError) -> None:
@@ -194,15 +194,15 @@ class GenerationTask:
     # Callbacks of the engine client.
 
     def accept(self) -> None:
-        """Count one more of the task's requests as accepted by the engine."""
+        """Note that the engine has accepted one more request of the task."""
         self._num_accepted += 1
         self._news.set()
 
     def update(self, number: int, update: AnswerUpdate) -> bool:
-        """Apply an engine update to an answer of request ``number``. Returns whether the engine must abort the answer,
-        because a stop string was found here."""
+        """Apply an engine update to an answer of request ``number``. Returns whether the engine must abort the answer
+        because its text contains a stop string, for which the engine does not look."""
         opened = self.opened[number]
-        if opened.answers[update.index].finish_reason is not None:  # a stop string has ended it already
+        if opened.answers[update.index].finish_reason is not None:  # a stop string has ended the answer before
             return False
         if update.finish_reason is FinishReason.ABORT:
             reason = update.error or "the engine could not continue"
@@ -217,20 +217,21 @@ class GenerationTask:
     # Steps of ``start``.
 
     async def _after(self, work: Awaitable[Result]) -> Result:
-        """Await ``work``, or cancel it if the task fails before."""
+        """Await ``work`` and return its result. If the task fails before, cancel ``work`` and raise the task's
+        error."""
         task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
         try:
             await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 await failing
-            return await task  # if both are done, ``_hand_over`` raises later
+            return await task  # also if the task has failed meanwhile: ``_hand_over`` raises later
         finally:
             task.cancel()
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
 
     async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
-        """Wait for admission, then build the engine requests."""
+        """Wait for admission, then build the engine requests; ``texts`` are those of ``RequestBuilder.read_texts``."""
         context, builder, input = self._context, self.model.builder, self.input
         self._lease = await context.service.admission.admit(context.caller, input.user, 0)
         own = replace(
@@ -258,7 +259,7 @@ class GenerationTask:
                 await self._wait()
             except ApiError:
                 if not self._changed or self._num_accepted < len(self.opened):
-                    raise  # otherwise the client gets the unread output first: `deltas` and `outputs` raise later
+                    raise  # with unread output, ``deltas`` or ``outputs`` raise after it
 
     async def _finish(self) -> None:
         while not self.is_done:
@@ -269,7 +270,7 @@ class GenerationTask:
             await self._news.wait()
         self._news.clear()
         if self._error is not None:
-            raise self._error.with_traceback(None)  # one error object may end many tasks
+            raise self._error.with_traceback(None)  # the error object is shared by all tasks that it ends
 
     # Metrics and log.
 
@@ -303,7 +304,7 @@ class GenerationTask:
         reasons = []
         for number, request in enumerate(self.opened):
             for answer in request.answers:
-                self._note_first_token(number, answer)  # beams share the first one's update
+                self._note_first_token(number, answer)  # beams after the first one have had no update
                 first = answer.first_token_time - context.begin if answer.first_token_time else None
                 reasons.append(answer.finish_reason.value if answer.finish_reason else "abort")
                 if first is not None:
@@ -323,8 +324,8 @@ class GenerationTask:
         context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
 
     def _observe(self, now: float) -> None:
-        """Pass each engine request to the service's observer of ended requests. ``now`` is the end time of an
-        incomplete one."""
+        """Pass each engine request to ``Service.on_request_end``. ``now`` is the end time of requests that are
+        incomplete."""
         context = self._context
         for number, state in enumerate(self.opened):
             error = (self._error.code or self._error.type) if self._error else None

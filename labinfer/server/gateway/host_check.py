@@ -41,7 +41,7 @@ class AllowedHosts:
         self._names = self._given | {LOCAL, socket.gethostname().lower(), listens_on.lower()}
 
     def check(self, method: str, hosts: list[str], origin: str | None) -> None:
-        """Reject a request that a page of another site may have sent.
+        """Refuse a request that a page of another site may have sent.
 
         Args:
             hosts: values of the ``Host`` header; programs may omit it, browsers never do.
@@ -86,8 +86,8 @@ class HostCheck:
 
 
 def _name(host: str) -> str:
-    """Host name or address in ``name``, ``name:port`` or ``[address]:port``, in lower case; empty if ``host`` is
-    invalid."""
+    """Host name or address in the value ``host`` of a ``Host`` header (``name``, ``name:port`` or ``[address]:port``),
+    in lower case; empty if it is invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 REGISTRATION_SECONDS = 10.0
-"""Seconds within which a new connection must register as an engine host, as other hosts may be waiting."""
+"""Timeout in seconds for the registration on a new connection, as other engine hosts may be waiting."""
 PRECEDENCE_SECONDS = 1.0
-"""Seconds beyond the fault timeout before the gateway kills a silent engine host: the other ranks notice it earlier,
-and log more details."""
+"""Seconds that the gateway waits in addition to the fault timeout before it kills a silent engine host: the other ranks
+end first then, and log more details."""
 CREDENTIALS = struct.Struct("3i")
 """Layout of SO_PEERCRED: process, user and group id of a local socket's peer (``unix(7)``)."""
 
@@ -56,7 +56,7 @@ class HostConnection:
     async def write(self) -> None:
         """Send enqueued frames until the connection ends."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # the reader notices the end of the connection too
+        with contextlib.suppress(OSError):  # ``receive`` reports that the connection has ended
             while True:
                 await loop.sock_sendall(self._socket, await self._outbox.get())
 
@@ -85,12 +85,12 @@ class HostConnection:
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine host's last frame; 0 as long as at most one heartbeat is late."""
+        """Seconds since the engine host's last frame; 0 if at most one heartbeat is overdue."""
         age = self._heartbeat.age(self)
         return age if age > 2.5 * self._heartbeat.interval else 0.0
 
     def note(self, beat: Heartbeat) -> None:
-        """Store the state of the engine host, as a heartbeat reports it."""
+        """Store the state of the engine host from its heartbeat ``beat``, for error messages."""
         self._state = beat.state
 
     async def watch(self) -> None:
@@ -107,9 +107,9 @@ class HostConnection:
             self._state,
         )
         with contextlib.suppress(OSError):
-            if pid:  # 0: the process is in another PID namespace
+            if pid:  # 0 if the process is in another PID namespace
                 os.kill(pid, signal.SIGKILL)
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reader
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes ``receive``
 
     async def receive_registration(self) -> RegisterHost:
         """Wait for the engine host's first frame.
@@ -139,7 +139,7 @@ class HostListener:
     Args:
         listener: a listening local socket; see ``server/link/local_socket.py``.
         token: the secret that an engine host must send.
-        model_names: the models that it must serve.
+        model_names: names of the models that an engine host must serve.
         fault_timeout: seconds without a heartbeat after which a host is killed.
     """
 

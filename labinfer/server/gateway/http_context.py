@@ -41,9 +41,9 @@ class HttpContext:
     """An HTTP request and what its response needs, as handlers use it.
 
     Args:
-        route: path pattern of its endpoint; empty without one.
-        error_form: format of its errors.
-        parameters: names of the query parameters of its endpoint.
+        route: path pattern of the request's endpoint; empty without one.
+        error_form: format of error responses to the request.
+        parameters: names of the query parameters of the request's endpoint.
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class HttpContext:
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         self.caller: ApiCaller = ANONYMOUS
         self.priority = 0
-        """Offset of the priority of its engine requests."""
+        """Number added to the priority of the request's engine requests."""
         self.seconds = service.options.request_timeout
-        """Timeout of its engine requests; 0 for none."""
+        """Timeout in seconds of the request's engine requests; 0 for none."""
         self.begin = service.clock()
         self.log_fields: dict[str, Any] = {}
-        """Fields for the log; see ``FinishedRequest``."""
+        """Fields of the request's log line; see ``FinishedRequest``."""
         self._body_lease: BodyLease | None = None
         self._warnings: list[str] = []
         self._ended = False
 
     @property
     def queue_name(self) -> str:
-        """Name of the fair queue for this request's costly work: the caller's name; on a server without keys, with the
-        client's address."""
+        """Name of the queue in which this request's costly work waits (``WorkQueue``): the caller's name; on a server
+        without keys, with the client's address."""
         if self.caller != ANONYMOUS or self.http.client is None:
             return self.caller.name
         return f"{self.caller.name}@{self.http.client.host}"
@@ -106,8 +106,7 @@ class HttpContext:
         return data
 
     def charge_body_memory(self, num_bytes: int) -> None:
-        """Count ``num_bytes``, which the server has loaded for this request (stored responses), as part of its body in
-        the body memory.
+        """Count ``num_bytes`` of stored responses that this request continues as part of its body, in the body memory.
 
         Raises:
             ApiError: the body memory is used up.
@@ -115,7 +114,7 @@ class HttpContext:
         self._body_lease.grow(num_bytes)
 
     def free_body(self) -> None:
-        """Release this request's share of the body memory, once the body is no longer in memory."""
+        """Release this request's share of the body memory. The caller no longer holds the body."""
         if self._body_lease is not None:
             self._body_lease.close()
 
@@ -143,8 +142,8 @@ class HttpContext:
         return body
 
     async def compute(self, work: Callable[[], Result]) -> Result:
-        """Run ``work``, which processes the body. If the body is long, it runs in a thread, so that other requests do
-        not wait. There is only one such thread, as the GIL would serialize more."""
+        """Run ``work``, which processes the body, and return its result. For a long body it runs in a thread, so that
+        other requests do not wait. There is only one such thread, as the GIL would serialize several."""
         if self.num_body_bytes <= SMALL_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.service.body_thread, work)
@@ -193,8 +192,8 @@ class HttpContext:
         return headers
 
     async def until_disconnect(self, work: Awaitable[Result], on_disconnect: Callable[[], None]) -> Result:
-        """Await ``work``. If the client disconnects before, ``on_disconnect`` is called, and must make ``work`` end.
-        The body must have been read."""
+        """Await ``work`` and return its result. If the client disconnects before, ``on_disconnect`` is called, and must
+        make ``work`` end. Call it only after the body is read."""
 
         async def watch() -> None:
             try:

@@ -41,7 +41,7 @@ PRIVATE = 0o077
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 3
-"""Seconds that open responses get to finish after the engine has ended."""
+"""Timeout in seconds for open responses after the engine has ended."""
 
 
 class Server(uvicorn.Server):
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
 
 
 def main(hosts: int, listener: int, beats: int | None = None) -> None:
-    """Serve until the engine host sends ``Shutdown``, or dies without a successor.
+    """Serve until an engine host sends ``Shutdown``, or one dies and no other is expected.
 
     Args:
         hosts, listener: file descriptors of the listening sockets for engine hosts and for clients.
@@ -62,7 +62,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     protect_standard_streams()
     os.umask(PRIVATE)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # the host gets them too, and shuts everything down in order
+        signal.signal(signum, signal.SIG_IGN)  # the host gets the signal too, and shuts down gateway and ranks in order
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     setup = _read_setup()
     if setup.outlives_host:
@@ -71,7 +71,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     _return_large_blocks()
-    gc.freeze()  # imported modules are no garbage, and scanning them would pause requests
+    gc.freeze()  # imported modules are no garbage: do not scan them while requests wait
     log = LineWriter(STANDARD_ERROR)
     logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # level of libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
@@ -125,12 +125,12 @@ async def _serve(
     beating = asyncio.create_task(_beat(beats, setup.fault_timeout / BEATS)) if beats is not None else None
     try:
         await asyncio.wait((hosting, preparing), return_when=asyncio.FIRST_COMPLETED)
-        if preparing.done():  # it ends by an exception only
+        if preparing.done():  # it never returns, so it has raised
             preparing.result()
         hosting.result()
     except UserError as error:
         logger.error("error: %s", error)
-    except BrokenConnection as error:  # the host or its launcher reports the reason
+    except BrokenConnection as error:  # the host or its launcher logs the reason
         logger.debug("%s", error)
     finally:
         preparing.cancel()
@@ -167,7 +167,7 @@ async def _beat(pipe: int, seconds: float) -> None:
         try:
             os.write(pipe, b".")
         except BlockingIOError:
-            pass  # the reader is far behind
+            pass  # the pipe is full: enough heartbeats are unread
         except BrokenPipeError:
             os._exit(ExitStatus.INTERNAL)
         await asyncio.sleep(seconds)
@@ -176,7 +176,7 @@ async def _beat(pipe: int, seconds: float) -> None:
 def _read_setup() -> Setup:
     data = sys.stdin.buffer.read()
     if not data:
-        raise SystemExit(1)  # the starter ended before it wrote the setup
+        raise SystemExit(1)  # the parent process ended before it wrote the setup
     return msgspec.msgpack.decode(data, type=Setup)
 
 

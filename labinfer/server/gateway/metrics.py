@@ -22,8 +22,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 scrapers reject them."""
 FINISH_REASONS = ("stop", "length", "abort", "error")
 COMPLETE = ("stop", "length")
-"""Finish reasons of complete answers. Others are left out of time histograms: they show when a client gave up, not the
-engine's speed."""
+"""Finish reasons of complete answers. Time histograms have no other answers, whose times show when a client gave up,
+not the engine's speed."""
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -171,8 +171,8 @@ class Metrics:
         """Record a finished HTTP request.
 
         Args:
-            route: path pattern of the app, such as ``/v1/requests/{id}/cancel``, and one word for all paths that match
-                none; never the path of a request.
+            route: path pattern of the endpoint, such as ``/v1/requests/{id}/cancel``, or ``NO_ROUTE``; never a path
+                that a client has chosen.
         """
         self._http_requests.labels(route, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
@@ -186,8 +186,8 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:
-        """Create the histogram ``name`` of each model. Its labels are resolved here, as looking them up would cost more
-        than an observation."""
+        """Create the histogram ``name`` and return its child for each model: looking up the labels at every observation
+        would cost more than the observation."""
         metric = Histogram(name, text, MODEL_LABELS, buckets=tuple(buckets), registry=self._registry)
         return {model: metric.labels(model, ENGINE) for model in self._model_names}
 

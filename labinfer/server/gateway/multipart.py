@@ -13,7 +13,7 @@ MAX_PARTS = 16
 
 @dataclass(frozen=True)
 class PartBegin:
-    """Start of a part of the form."""
+    """Beginning of a part of the form, with the part's name."""
 
     name: str
     filename: str | None

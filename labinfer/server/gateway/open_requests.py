@@ -20,12 +20,12 @@ from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 
 MAX_DEATHS = 2
-"""Number of engine host deaths after which a request that was running alone each time is given up."""
+"""Number of engine hosts that may die while they run one request alone; then the request is aborted."""
 TRIAL_TOKENS = (1, 16, 64)
-"""Tokens that a suspect must generate alone on a new engine host before other requests run: after one death, two
-deaths, and more."""
+"""Number of tokens that a suspect must generate alone on a new engine host before other requests run: after one death
+of a host, after two, and after more."""
 FORGIVEN_TOKENS = 256
-"""Generated tokens after which a request no longer counts as a suspect for earlier deaths of an engine host."""
+"""Number of tokens that a request must generate on an engine host for earlier deaths of hosts to be forgotten."""
 
 
 class EngineTask(Protocol):
@@ -56,7 +56,7 @@ class OpenRequest:
     is_accepted: bool = False
     """Whether an engine host has accepted the request at any time."""
     deaths: int = 0
-    """Number of engine hosts that died while the request was running."""
+    """Number of engine hosts in a row that died while the request was running."""
     is_tried: bool = False
     """Whether the request has passed its trial alone on the current engine host, or needs none."""
     was_reached: bool = False
@@ -91,12 +91,14 @@ class OpenRequests:
         self._send = send
         self._requests: dict[str, OpenRequest] = {}  # by request key
         self._parts: dict[str, tuple[OpenRequest, int | None]] = {}
-        """Host key to the request and the index of its answer; the index is None if the key stands for the whole request."""
+        """Maps each key on the engine host to (request, index of the answer); the index is None if the key stands for
+        the whole request."""
         self._attempts = itertools.count()
-        self._takes_all = False  # whether new requests go to the host at once
+        self._takes_all = False  # whether new requests are sent to the host at once; not during trials
         self._trial: OpenRequest | None = None
         self._last_trial: OpenRequest | None = None
-        """Previous suspect: a host may die of it just after the token that cleared it."""
+        """Suspect of the previous trial. It may still have killed the host, just after the token that ended its
+        trial."""
 
     @property
     def any_open(self) -> bool:
@@ -109,7 +111,7 @@ class OpenRequests:
         return self._trial is not None
 
     def owners(self, keys: Iterable[str]) -> set[EngineTask]:
-        """Tasks of the requests that have these ``keys`` on the engine host."""
+        """Tasks of the requests whose keys on the engine host are among ``keys``."""
         return {part[0].task for key in keys if (part := self._parts.get(key)) is not None}
 
     def add(self, task: EngineTask) -> None:
@@ -164,10 +166,10 @@ class OpenRequests:
             message = f"the engine died {trial.deaths} times while it ran this request, so the request is aborted"
             trial.task.fail(api_errors.given_up(message))
 
-    # Frames of the host.
+    # Handlers of the host's frames.
 
     def accept(self, key: str) -> None:
-        """Handle the frame ``Accepted``."""
+        """Handle the host's frame ``Accepted`` for the request or answer ``key``."""
         request, _ = self._parts.get(key, (None, None))
         if request is None:
             return
@@ -177,7 +179,7 @@ class OpenRequests:
             request.task.accept()
 
     def refuse(self, frame: Refused) -> None:
-        """Handle the frame ``Refused``."""
+        """Handle the host's frame ``Refused``: fail the request's task."""
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
@@ -188,7 +190,8 @@ class OpenRequests:
             request.task.fail(error)
 
     def update(self, key: str, update: AnswerUpdate) -> None:
-        """Pass an update of an answer to its task."""
+        """Pass the host's update of the answer ``key`` to its task. If this ends the trial of a suspect, begin the next
+        one."""
         request, index = self._parts.get(key, (None, None))
         if request is None:
             return
@@ -221,7 +224,7 @@ class OpenRequests:
     def _hand_over(self, request: OpenRequest) -> None:
         request.tokens_before = request.state.num_output_tokens
         for index, part in remaining_parts(request.state):
-            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # a number, then the id that users know
+            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # unique number, then the id of the HTTP request
             request.keys.append(key)
             self._parts[key] = (request, index)
             self._send(Add(request.task.model_name, replace(part, key=key), request.is_accepted))
@@ -235,16 +238,16 @@ class OpenRequests:
 
 
 def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
-    """Engine requests for the rest of a request's answers. Before the first token: (None, the request itself). After
-    it: (index, request) for each unfinished answer.
+    """Yield engine requests that continue the unfinished answers of a request, each as (index of the answer, engine
+    request). Before the first token, this is only (None, the request itself).
 
-    Together they generate the tokens that the whole request would have generated.
+    Together they generate the tokens that the request itself would have generated.
     """
     request, sampling = state.request, state.request.sampling
     if not any(answer.token_ids for answer in state.answers):
         yield None, request
         return
-    ranks = sampling.num_choices > sampling.n  # best_of and beams are ranked by logprobs
+    ranks = sampling.num_choices > sampling.n  # best_of and beam search rank answers by logprobs
     for answer in state.answers:
         if answer.finish_reason is not None:
             continue

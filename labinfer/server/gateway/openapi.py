@@ -45,13 +45,13 @@ ERRORS = {
 }
 
 
-# Bounds that the structs leave to code, and values that depend on the served models.
+# Bounds that code checks rather than the structs, and values that depend on the served models.
 
 PART_FIELDS: dict[str, dict[str, Any]] = {
     "StructuredOutputs": {"json_object": {"enum": [True, None]}},
     "Function": {"parameters": {"properties": {"type": {"const": "object"}}}},
 }
-"""Bounds on fields of structs inside bodies, by struct and field. Each JSON schema keyword applies only to values of
+"""JSON schema keywords for fields of structs inside bodies, by struct and field. A keyword applies only to values of
 its type, and never to null."""
 LOGPROBS: dict[type, dict[str, Any]] = {
     ChatBody: {"type": ["boolean", "null"]},
@@ -142,11 +142,11 @@ def _body_schemas(
 
 
 def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: list[str]) -> None:
-    """Add to the fields of a body the bounds that its struct does not express."""
+    """Add bounds that the struct ``body`` does not express to ``properties``, the JSON schemas of its fields."""
     neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
-            properties[name].pop("anyOf")  # a less detailed duplicate
+            properties[name].pop("anyOf")  # duplicates the keywords added here, with less detail
         if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     if "logits_processors" in properties:
@@ -230,7 +230,7 @@ def _describe_error(status: int, forms: tuple[ErrorForm, ...]) -> dict[str, Any]
 
 
 def _headers(status: int, has_warnings: bool) -> dict[str, Any]:
-    """Response headers that clients of this API can use; none of them is always sent."""
+    """OpenAPI description of the response headers that clients may find with ``status``."""
     retry_after = ("Retry-After", "Seconds after which a retry may succeed.", INTEGER | {"minimum": 0})
     should_retry = ("x-should-retry", "`false` if a retry fails as well.", {"const": "false"})
     named = {

@@ -160,7 +160,7 @@ class ServerOptions:
         names = ("api_key_file", "ssl_certfile", "ssl_keyfile", "files_dir")
         paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
         if self.ssl_certfile:
-            import ssl  # here, because every command imports this file
+            import ssl  # not at the top: every command imports this file, few need ssl
 
             try:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -191,7 +191,7 @@ class ServerOptions:
             traces_url(self.otlp_traces_endpoint)
         for name in ("request_timeout", "drain_timeout", "keep_alive"):
             seconds = getattr(self, name)
-            if not seconds < MAX_TIMEOUT:  # also true for NaN
+            if not seconds < MAX_TIMEOUT:  # this form refuses NaN, too
                 raise UserError(f"{flag_name(name)} must be under {MAX_TIMEOUT:g} seconds, not {seconds}")
 
 

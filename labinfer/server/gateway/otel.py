@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 SPAN_NAME = "llm_request"
-"""Name of every span: vLLM's, as are the names of the attributes."""
+"""Name of every span; it and the names of the attributes are vLLM's."""
 TRACE_HEADERS = ("traceparent", "tracestate")
-"""Request headers of W3C Trace Context."""
+"""Request headers by which a client passes its trace on (W3C Trace Context)."""
 CLOSE_SECONDS = 2.0
 """Maximum seconds for the export of queued spans when the gateway ends."""
 NANOSECONDS = 1e9
@@ -72,7 +72,7 @@ class FirstErrorHandler(logging.Handler):
             )
 
     def reset(self) -> None:
-        """Make the next error be logged again."""
+        """Log the next error again, as an export has succeeded."""
         self._has_logged = False
 
 
@@ -143,7 +143,7 @@ class RequestTracer:
         """Enqueue the span of ``request``. If that fails, the error is only logged."""
         try:
             self._record(request)
-        except Exception as error:  # noqa: BLE001 - the request is answered, and must not fail for its trace
+        except Exception as error:  # noqa: BLE001 - the trace of a request must not make the request fail
             logging.getLogger("opentelemetry").error("%s: %s", type(error).__name__, error)
 
     def _record(self, request: RequestEnd) -> None:

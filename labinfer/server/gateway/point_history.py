@@ -11,11 +11,11 @@ import msgspec
 from labinfer.server.gateway.cluster_answers import StatsPoint
 
 HISTORY_SECONDS = 3600.0
-"""Age in seconds from which on a ``StatsPoint`` is dropped."""
+"""Maximum age of a ``StatsPoint`` in seconds; older ones are dropped."""
 FINE_SECONDS = 300.0
-"""Age in seconds from which on points are merged; also the maximum age of a trace slice, relative to the latest one."""
+"""Age in seconds above which points are merged; also the maximum age of a trace slice, relative to the latest slice."""
 MERGED_SECONDS = 10.0
-"""Seconds that a merged point covers. Some figures of a point cover a minute; those of consecutive merged points must
+"""Seconds that a merged point covers: less than the minute that some figures cover, so that those of consecutive points
 overlap."""
 POINT_SECONDS = 0.4
 """Minimum seconds between two points. With short requests an engine sends stats more often: whenever work begins and

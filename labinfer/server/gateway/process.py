@@ -24,7 +24,7 @@ GATEWAY = "labinfer.server.gateway.main"
 END_SECONDS = 6.0
 """Seconds that the gateway process gets to finish its responses before it is killed."""
 EXIT_DELAY_SECONDS = 0.5
-"""Maximum seconds from a broken connection until the exit status of the gateway process is known."""
+"""Timeout in seconds for the exit of the gateway process after its connection broke."""
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -35,21 +35,21 @@ def listen(options: ServerOptions) -> socket.socket:
         UserError: the address is in use, or is not an address of this machine; or the folder cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # dual-stack, as in other servers
+    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # "::" accepts IPv4, too, as in other servers
     try:
         listener = socket.create_server(
             (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=is_for_both
         )
     except OSError as error:
-        reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python adds the address once more
+        reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python repeats the address in the message
         raise UserError(
             f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         ) from None
     if options.files_dir:
-        from labinfer.server.gateway.file_store import lock_folder  # here, because most servers have no folder of files
+        from labinfer.server.gateway.file_store import lock_folder  # not at the top: most servers store no files
 
         try:
-            # The gateway of a server that died may still be finishing its responses.
+            # Waits, as the gateway of a server that died may still be finishing its responses.
             os.close(lock_folder(Path(options.files_dir), END_SECONDS))
         except UserError:
             listener.close()
@@ -161,13 +161,13 @@ def start_gateway(
         beats: file descriptor of the pipe to which the gateway writes heartbeats; None for no heartbeats.
     """
     descriptors = (hosts.fileno(), listener.fileno(), *([] if beats is None else [beats]))
-    # Inherited signal mask: Ctrl-C must not reach the gateway, from its first moment on.
+    # The gateway inherits the signal mask, so that Ctrl-C never reaches it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", GATEWAY, *map(str, descriptors)],
             pass_fds=descriptors,
-            cwd=Path(labinfer.__file__).parent.parent,  # so that it can import this package
+            cwd=Path(labinfer.__file__).parent.parent,  # where ``python -m`` finds this package
             stdin=subprocess.PIPE,
         )
     finally:
@@ -176,5 +176,5 @@ def start_gateway(
         with process.stdin as stdin:
             stdin.write(msgspec.msgpack.encode(setup))
     except BrokenPipeError:
-        pass  # it has exited: the reader of its connection notices
+        pass  # the process has exited, which the broken connection reports
     return process

@@ -1,7 +1,7 @@
 """RecentLatencies: percentiles of TTFT, TPOT and queue time over the last minute, for ``/v1/cluster``.
 
-They cannot be computed from the histograms of ``/metrics``, whose buckets are vLLM's: one bucket holds every TPOT below
-10 ms.
+The histograms of ``/metrics`` are too coarse for percentiles: their buckets are vLLM's, and one bucket has every TPOT
+below 10 ms.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class RecentLatencies:
     def __init__(self, model_names: Iterable[str], clock: Callable[[], float] = time.monotonic):
         names = tuple(model_names)
         self.ttft = {name: LatencyWindow(clock) for name in names}
-        """Model to times to first token, recorded at the first token."""
+        """Maps each model to its times to first token, recorded at the first token."""
         self.time_per_output_token = {name: LatencyWindow(clock) for name in names}
-        """Model to mean inter-token latencies, recorded at the end of an answer."""
+        """Maps each model to the mean inter-token latencies of its answers, recorded at the end of an answer."""
         self.queue_time = {name: LatencyWindow(clock) for name in names}
-        """Model to times in the engine's waiting queue, recorded at the first token."""
+        """Maps each model to times in the engine's waiting queue, recorded at the first token."""

@@ -22,7 +22,7 @@ from labinfer.server.gateway.work_queue import WorkQueue
 from labinfer.text.tokenizing import PromptText
 
 IN_PLACE_BYTES = 1 << 16
-"""Maximum length in bytes of a body whose prompts are tokenized in a thread, which takes about 20 ms."""
+"""Maximum length in bytes of a body whose prompts are tokenized in a thread of the gateway: they take about 20 ms."""
 IDLE_SECONDS = 10.0
 """Idle seconds after which the tokenizer process is ended."""
 FLAG = "--max-preparing-per-caller"
@@ -47,7 +47,8 @@ class RequestBuilder:
         return self._prompts.is_full or self._forms.is_full
 
     def read_texts(self, input: GenerationInput, num_bytes: int) -> list[PromptText] | None:
-        """Texts of the prompts of a long body, to be tokenized in a process; None for a short body.
+        """Prompt texts of a long body (``num_bytes`` of JSON), to be tokenized by the worker process; None for a short
+        body.
 
         Raises:
             ApiError: a prompt has more characters or tokens than fit the context.
@@ -61,8 +62,8 @@ class RequestBuilder:
     async def build(
         self, input: GenerationInput, texts: list[PromptText] | None, caller: str, num_bytes: int
     ) -> tuple[list[Request], list[Request]]:
-        """Build one engine request per prompt, in a thread or a process. Also returns those requests whose
-        structured-output grammar is still to be checked by ``try_grammar``.
+        """Build one engine request per prompt. Returns all requests, and those of them whose structured-output grammar
+        ``try_grammar`` must still check.
 
         Args:
             texts: result of ``read_texts``.
@@ -90,7 +91,8 @@ class RequestBuilder:
         return requests, untried
 
     async def encode(self, caller: str, prompts: list[PromptText], num_bytes: int) -> list[list[int]]:
-        """Tokenize the prompts of a body of ``num_bytes``.
+        """Tokenize the prompts of a body of ``num_bytes``, those of a long body in the worker process. Returns the
+        token ids of each.
 
         Raises:
             ApiError: a prompt cannot be tokenized, or too many are queued.
@@ -104,7 +106,7 @@ class RequestBuilder:
             self._end_when_idle()
 
     async def try_grammar(self, caller: str, request: Request) -> None:
-        """Check the structured-output grammar of ``request`` in a process that can be killed.
+        """Check the structured-output grammar of ``request`` in a worker process, which is killed if it takes too long.
 
         Raises:
             ApiError: the grammar is invalid or too costly, or too many are queued.
