@@ -56,7 +56,7 @@ class GenerationTask:
         if context.seconds:
             self._timer = loop.call_later(context.seconds, self.fail, api_errors.timed_out(context.seconds))
         self._news = asyncio.Event()
-        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) numbers with unread updates, in arrival order
+        self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with unread updates, in arrival order
         self._num_accepted = 0
         self._error: ApiError | None = None
         self._lease: Lease | None = None  # held from admission to close

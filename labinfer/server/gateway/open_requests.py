@@ -224,7 +224,7 @@ class OpenRequests:
     def _hand_over(self, request: OpenRequest) -> None:
         request.tokens_before = request.state.num_output_tokens
         for index, part in remaining_parts(request.state):
-            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # unique number, then the id of the HTTP request
+            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # a number and the HTTP request's id
             request.keys.append(key)
             self._parts[key] = (request, index)
             self._send(Add(request.task.model_name, replace(part, key=key), request.is_accepted))

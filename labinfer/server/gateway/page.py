@@ -15,15 +15,16 @@ ORDERS = ("asc", "desc")
 
 
 def page_query(most: int) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Query parameters of a paginated list with at most ``most`` items per page, in the form of ``Endpoint.query``."""
+    """Names and JSON schemas (as in ``Endpoint.query``) of the query parameters of a paginated list with at most
+    ``most`` items per page."""
     limit = INTEGER | {"minimum": 1, "maximum": most}
     return ("limit", limit), ("order", STRING | {"enum": list(ORDERS)}), ("after", STRING)
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a list: up to ``limit`` items that follow the item with the id ``after``. Newest items come first,
-    unless ``order`` is ``asc``."""
+    """Page of a list that a client asks for: up to ``limit`` items that follow the item with the id ``after``. The
+    newest item comes first, unless ``order`` is ``asc``."""
 
     limit: int
     order: str
@@ -44,8 +45,8 @@ class Page:
         return cls(int(limit), order, query.get("after"))
 
     def cut(self, items: list[Item], id: Callable[[Item], str]) -> dict[str, Any]:
-        """Fields of a list object with this page of ``items``, which are sorted oldest first. ``id`` returns the id of
-        an item."""
+        """Fields of the response with this page of ``items`` (all items of the list, oldest first). ``id`` returns the
+        id of an item."""
         items = items if self.order == "asc" else items[::-1]
         begin = next((index + 1 for index, item in enumerate(items) if id(item) == self.after), 0)
         data = items[begin : begin + self.limit]

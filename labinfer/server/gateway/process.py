@@ -41,7 +41,7 @@ def listen(options: ServerOptions) -> socket.socket:
             (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=is_for_both
         )
     except OSError as error:
-        reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python repeats the address in the message
+        reason = str(error.strerror or error).partition(" (while attempting")[0]  # Python adds the address again
         raise UserError(
             f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         ) from None

@@ -16,7 +16,7 @@ from labinfer.observe.line_writer import LineWriter
 MAX_TEXT = 256
 """Maximum characters of a logged id, path or name."""
 PLAIN = re.compile(r"[!#-<>-~]+")
-"""Values that a log line contains without quotes: visible ASCII characters other than " and =."""
+"""Pattern of values that need no quotes in a log line: visible ASCII characters other than " and =."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,10 @@ class FinishedRequest:
     caller: str
     """Name of the caller; see ``ApiCaller.name``."""
     route: str
-    """Path pattern of the endpoint; if there is none, the path of the request."""
+    """Path pattern of the endpoint, or the request's own path if no endpoint serves it."""
     status: int
     total_seconds: float
-    """Seconds from the request's header to the end of the response."""
+    """Seconds from the arrival of the request's header to the end of the response."""
     model: str | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -42,7 +42,7 @@ class FinishedRequest:
 
 
 class RequestLog:
-    """Writes and flushes one line per request.
+    """Writes one log line per finished request, and flushes it.
 
     Values that callers choose (id, path, model name) are quoted unless they are plain visible ASCII, so that a request is always
     one line and one ``key=value`` never looks like two. The output is ASCII.

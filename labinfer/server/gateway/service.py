@@ -36,7 +36,7 @@ from labinfer.server.link.stats import EngineStats
 COMPLETION_TOKENS = 16
 """Default ``max_tokens`` of completions, as in OpenAI's API. Chat answers may fill the context by default."""
 LONGEST = 1 << 17
-"""Upper end of the histograms of prompt and output lengths, in tokens."""
+"""Upper end in tokens of the histograms of prompt and output lengths."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Model:
 
     @classmethod
     def load(cls, info: ModelInfo, options: ServerOptions) -> Model:
-        """Load the tokenizer of a model. Rank 0 has loaded it before.
+        """Load the tokenizer of a model, which must be the one that rank 0 has loaded.
 
         Raises:
             UserError: the tokenizer cannot be read, or differs from rank 0's.
@@ -75,7 +75,7 @@ class Model:
         return all(getattr(self.info, name) == getattr(info, name) for name in names)
 
     def with_info(self, info: ModelInfo) -> Model:
-        """Copy of this model with the ``info`` of a new engine host."""
+        """Copy of this model for a new engine host, which describes it by ``info``."""
         return replace(self, info=info)
 
     def chat_defaults(self) -> SamplingParams:
@@ -132,19 +132,19 @@ class Service:
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
         self.on_request_end: Callable[[RequestEnd], None] = lambda end: None
-        """Observer of engine requests that have ended."""
+        """Observer that is called with each engine request that has ended; does nothing by default."""
         self._tracer: RequestTracer | None = None
         if options.otlp_traces_endpoint:
             self._tracer = RequestTracer(options.otlp_traces_endpoint, clock, wall_clock)
             self.on_request_end = self._tracer.record
         self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
-        self._num_hosts = 0  # number of hosts that have ended
+        self._num_hosts = 0  # number of engine hosts that have ended
         self._attached: asyncio.Queue[tuple[int, list[ModelInfo]]] = asyncio.Queue()
         self.started = int(wall_clock())
 
     def close(self) -> None:
-        """Export the queued OpenTelemetry spans, for the end of the gateway. Blocks for a moment."""
+        """Export the queued OpenTelemetry spans at the end of the gateway. Blocks for up to ``otel.CLOSE_SECONDS``."""
         if self._tracer is not None:
             self._tracer.close()
 
@@ -159,13 +159,13 @@ class Service:
 
     def _attach(self, models: list[ModelInfo]) -> None:
         self.history.attach(models)
-        if any(model.changed for model in models):  # the old tokenizer must not read another prompt
+        if any(model.changed for model in models):  # the previous tokenizer must not read prompts any more
             self._close_models()
         self._attached.put_nowait((self._num_hosts, models))
 
     def _end(self, is_final: bool) -> None:
-        """Handle the end of an engine host. Unload the models if ``is_final``; otherwise they are kept for the next
-        host, which resumes the open requests."""
+        """Handle the end of an engine host. Drop the models' tokenizers if ``is_final``; otherwise keep them for the
+        next host, which resumes the open requests."""
         if is_final:
             self._close_models()
         self._num_hosts += 1
@@ -177,7 +177,8 @@ class Service:
         self.models = {}
 
     async def prepare_models(self) -> None:
-        """Whenever an engine host has loaded its models, load their tokenizers here. Never returns.
+        """Wait for engine hosts: whenever one has loaded its models, load their tokenizers in this process. Never
+        returns.
 
         Raises:
             UserError: a tokenizer cannot be read.
@@ -190,7 +191,7 @@ class Service:
                 else await asyncio.to_thread(Model.load, info, self.options)
                 for info in models
             ]
-            if number == self._num_hosts:  # otherwise that host has ended meanwhile
+            if number == self._num_hosts:  # the host that sent these models has not ended meanwhile
                 self.models = {model.info.name: model for model in loaded}
                 self.engine.tell_ready()
 
@@ -206,7 +207,7 @@ class Service:
         return model
 
     def check_room(self) -> None:
-        """Check that the server has capacity for a new request of any kind, such as a long prompt.
+        """Check that the server has capacity for any new request, even one with a long prompt or a new grammar.
 
         Raises:
             ApiError: no open request, body memory, or queue slot is free.

@@ -7,7 +7,8 @@ from labinfer.server.link.stats import EngineStats
 
 
 def find_stage_speeds(first: EngineStats, last: EngineStats) -> list[StageSpeed]:
-    """Mean step time of each stage's slowest rank, between two stats of an engine. Stages without steps are left out."""
+    """Mean step time of each stage's slowest rank between the stats ``first`` and ``last`` of an engine. Stages without
+    steps are left out."""
     before = {rank.rank: rank for rank in first.ranks}
     factors = last.drift.factors if last.drift is not None else []
     slowest: dict[int, StageSpeed] = {}

@@ -55,7 +55,7 @@ class StoredResponse:
 
 @dataclass(eq=False)
 class _LruStore:
-    """Responses of one owner, the least recently used first."""
+    """Stored responses of one owner by id, the least recently used first."""
 
     responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     places: dict[str, str] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class StoredResponses:
         return None if store is None else self.get(owner, store.places.get(item_id, ""))
 
     def chain(self, owner: str, id: str | None) -> list[StoredResponse]:
-        """A response and the responses that it continues, oldest first, as far as they are still stored. Stops at an id
-        that repeats (a client may reuse ids)."""
+        """The response ``id`` and the responses that it continues, oldest first, as far as they are still stored. A
+        client may reuse ids: the chain ends before an id that repeats."""
         chain: dict[str, StoredResponse] = {}
         while id is not None and id not in chain and (stored := self.get(owner, id)) is not None:
             chain[id] = stored

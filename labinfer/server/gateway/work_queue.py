@@ -56,7 +56,7 @@ class WorkQueue:
         """
         await self._await_turn(caller)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        running.add_done_callback(self._finish)  # the slot is tied to the thread, not to the waiter
+        running.add_done_callback(self._finish)  # the slot is free when the thread has ended, not its waiter
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -85,7 +85,7 @@ class WorkQueue:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # cancelled after it had received its slot
+            if turn.done() and not turn.cancelled():  # cancelled when it already had a slot: pass the slot on
                 self._hand_on()
             else:
                 self._leave(caller, turn)
@@ -93,7 +93,7 @@ class WorkQueue:
 
     def _finish(self, running: asyncio.Future) -> None:
         if not running.cancelled():
-            running.exception()  # mark the exception as retrieved: the waiter may be gone
+            running.exception()  # marks the exception as retrieved, as the waiter may be gone
         self._hand_on()
 
     def _hand_on(self) -> None:
@@ -106,7 +106,7 @@ class WorkQueue:
         self._leave(caller, turn)
         if waiting:
             self._waiting[caller] = self._waiting.pop(caller)
-        if turn.done():  # cancelled: its own ``_leave`` finds nothing to do
+        if turn.done():  # the waiter was cancelled, but has not left the queue yet
             self._hand_on()
         else:
             turn.set_result(None)

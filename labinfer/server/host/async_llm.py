@@ -37,7 +37,7 @@ from labinfer.server.host.in_process_connection import DirectCall, InProcessConn
 logger = logging.getLogger(__name__)
 
 MODEL = "model"
-"""Name under which the only model is served."""
+"""Name of the only model on the engine host."""
 
 
 class AsyncLLM:
@@ -66,7 +66,7 @@ class AsyncLLM:
         self._thread = threading.Thread(target=self._run, args=(host,), name="engine", daemon=True)
         self._thread.start()
         self._process = os.getpid()
-        atexit.register(self._close)  # a notebook may end without a close
+        atexit.register(self._close)  # a notebook may end without ``close``
 
     async def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> AsyncIterator[Delta]:
         """Yield the deltas of a prompt's answers as they are generated. Leaving the loop aborts the request.
@@ -117,7 +117,7 @@ class AsyncLLM:
     async def _items(
         self, prompt: PromptLike, sampling_params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
     ) -> AsyncIterator[Delta | RequestOutput | EmbeddingOutput]:
-        """Yield the result of a request; if ``streams``, its deltas before."""
+        """Yield the output of a request; before it, the deltas of its answers if ``streams``."""
         self._check_usable()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue = asyncio.Queue()
@@ -133,7 +133,7 @@ class AsyncLLM:
         take = functools.partial(loop.call_soon_threadsafe, items.put_nowait)
         self._link.start(MODEL, DirectCall(state, streams, take))
         try:
-            self._check_usable()  # again: ``_close`` aborts open requests first
+            self._check_usable()  # checks again: ``close`` may have been called while tokenizing
             while True:
                 item = await items.get()
                 if isinstance(item, Exception):
@@ -164,13 +164,13 @@ class AsyncLLM:
             self._llm.end_run()
             self._llm.close()
 
-    # In the engine's thread.
+    # Methods of the engine's thread.
 
     def _run(self, host: EngineHost) -> None:
         try:
             self._llm.use_device()
             host.run()
-        except BaseException as error:  # noqa: BLE001 - callers receive every failure
+        except BaseException as error:  # noqa: BLE001 - all waiting callers receive the error
             if self._llm.group.size > 1:
                 end_process_with(error, self._llm.group)
             self._failure = f"the engine has failed with {type(error).__name__}: {error}; create a new AsyncLLM"

@@ -43,12 +43,13 @@ from labinfer.server.link.stats import Drift
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
-"""Seconds that an idle rank 0 sleeps. A frame wakes it at once, a signal at the latest after this time."""
+"""Seconds that an idle rank 0 sleeps at a time. A frame wakes it at once; a signal is noticed after the sleep at the
+latest."""
 SOON_SECONDS = 0.01
-"""Seconds that rank 0 sleeps while a request waits until grammars can be compiled (the tokenizer is being read for
-them)."""
+"""Seconds that an otherwise idle rank 0 sleeps at a time while a request with structured output waits until grammars
+can be compiled: the tokenizer is being read for them in a thread."""
 STABLE_SECONDS = 30.0
-"""Seconds for which a better split of the layers must be found again and again before the layout changes."""
+"""Seconds for which a better split of the layers must continuously exist before the layout changes."""
 
 Layouts = dict[str, EngineOptions]
 """Maps each model name to the model's engine options."""
@@ -120,8 +121,8 @@ class EngineHost:
         }
         self._link = link
         self._check, self._drain_seconds, self._is_last, self._clock = check, drain_seconds, is_last, clock
-        self._open: dict[str, HostedModel] = {}  # by request id
-        self._early: dict[str, Add] = {}  # by request id; requests that wait for their model's guides
+        self._open: dict[str, HostedModel] = {}  # models of open requests, by request id
+        self._early: dict[str, Add] = {}  # by request id: requests that wait until grammars can be compiled
         health_channel = next(iter(models.values())).group.health_channel
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, health_channel, clock)
         self._drain_until: float | None = None
@@ -169,7 +170,7 @@ class EngineHost:
         self._link.send(Rebuilding())
         has_paused = False
         while not has_paused:
-            for frame in self._link.receive(IDLE_SECONDS):  # requests are resent to the next host
+            for frame in self._link.receive(IDLE_SECONDS):  # requests are dropped: the gateway resends them
                 has_paused |= isinstance(frame, Paused)
                 if isinstance(frame, ChangeLayout):
                     self._link.send(LayoutAnswer(is_refused=True, is_busy=True))
@@ -181,7 +182,7 @@ class EngineHost:
             except Interrupted as error:
                 self._drain_until = self._clock() + self._drain_seconds
                 self._link.send(Draining())
-                if error.signum:  # 0: closed by a program, not by a signal
+                if error.signum:  # 0 if a program has closed the server, not a signal
                     open_requests = _describe_open(len(self._open) + len(self._early), self._drain_seconds)
                     logger.info("stopping at %s: %s", signal.Signals(error.signum).name, open_requests)
             return False
@@ -237,12 +238,12 @@ class EngineHost:
         model, request_id = self._models[frame.model], frame.request.key
         self._early.pop(request_id, None)
         if frame.request.sampling.structured_outputs is not None and not model.llm.guides.get_ready():
-            self._early[request_id] = frame  # steps of other requests do not wait for the guides
+            self._early[request_id] = frame  # added later, so that steps of other requests do not wait
             return
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
         try:
-            model.llm.check_processors(frame.request)  # the engine checks the rest
+            model.llm.check_processors(frame.request)  # ``add`` makes all other checks
             model.llm.driver.add(request_id, frame.request, frame.admitted)
             model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
         except QueueFull as error:
@@ -251,7 +252,7 @@ class EngineHost:
         except UserError as error:
             self._link.send(Refused(request_id, str(error), is_too_long=isinstance(error, PromptTooLong)))
             return
-        except BaseException as error:  # from a library or a plugin's logits processor: other requests continue
+        except BaseException as error:  # raised by a library or plugin: other requests continue
             if not is_failure(error):
                 raise
             logger.error("a request fails\n%s", traceback.format_exc().rstrip())

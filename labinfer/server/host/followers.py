@@ -1,4 +1,4 @@
-"""follow_host: what ranks other than 0 do while an engine host runs on rank 0."""
+"""follow_host: the loop of ranks other than 0 while an engine host runs on rank 0."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from labinfer.api.llm import LLM, follow_all
 
 
 def follow_host(llms: list[LLM]) -> None:
-    """Take part in rank 0's steps until the engine host ends, and send stats when rank 0 asks for them. Spare ranks
-    without a draft model return at once.
+    """Take part in the steps of rank 0's engines until the engine host ends, and send stats when rank 0 asks for them.
+    Spare ranks without a draft model return at once.
 
     Args:
         llms: all models of the group.

@@ -18,10 +18,10 @@ from labinfer.server.link.framing import FrameReader, pack
 
 CHUNK_BYTES = 1 << 18
 MAX_CHUNKS = 16
-"""Maximum number of socket reads between two steps."""
+"""Maximum number of socket reads in one ``receive``, so that frames do not delay the next step."""
 FULL_BYTES = 1 << 10
-"""Number of unread bytes from which on the silence of the gateway means nothing: it may be blocked by a full socket, as
-this process does not read while it loads models."""
+"""Number of unread bytes at which a silent gateway counts as alive: a full socket may block it, as this process reads
+nothing while it loads models."""
 
 
 class GatewayConnection:
@@ -60,7 +60,7 @@ class GatewayConnection:
                 data = self._socket.recv(CHUNK_BYTES)
             except OSError as error:
                 if frames:
-                    break  # return the last frames before the error
+                    break  # the error is raised by the next call, after these frames
                 raise BrokenConnection(f"the gateway process is gone: {error}") from None
             if not data and frames:
                 break
@@ -91,7 +91,7 @@ class GatewayConnection:
                 # Unread data counts as a heartbeat: the main thread reads it later.
                 unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
             except (OSError, ValueError):
-                return  # closed; the main thread notices
+                return  # the socket is closed, which the main thread reports
             (num_unread,) = struct.unpack("i", unread)
             has_come = num_come != (num_come := self._num_read + num_unread)
             if has_come or num_unread >= FULL_BYTES:
@@ -101,11 +101,11 @@ class GatewayConnection:
                 return
 
     def _beat(self, beat: Heartbeat) -> None:
-        """Send a heartbeat, unless another frame is being sent: that is a sign of life, too."""
+        """Send a heartbeat, unless another frame is being sent, which counts as one."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.send(pack(beat), socket.MSG_DONTWAIT)
             except BlockingIOError:
-                pass  # a full socket takes none of so small a frame, or all of it (``unix(7)``)
+                pass  # full; so small a frame is sent as a whole or not at all (``unix(7)``)
             finally:
                 self._sending.release()

@@ -25,11 +25,11 @@ class HostedModel:
     recommended: dict[str, int | float]
     """Sampling parameters recommended by the checkpoint."""
     clock: Callable[[], float] = time.monotonic
-    """Clock with monotonic seconds."""
+    """Monotonic time in seconds."""
     slowdown_detector: StageSlowdownDetector | None = None
     """Detector of stages that slow down; None with one stage."""
     told_drift: Drift | None = None
-    """Last ``Drift`` of ``slowdown_detector`` that was logged; None if none was."""
+    """Last ``Drift`` of ``slowdown_detector`` that was handled, so that each is logged once; None if none was."""
     plan: str = ""
     """Table of the layout and its alternatives; empty if the layout was not planned."""
     machine_links: Sequence[MachineLinkInfo] = ()
@@ -37,19 +37,19 @@ class HostedModel:
     changed: str = ""
     """Description of changed model files; see ``ModelInfo``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
-    """Prompt length in tokens of each open request without output yet, by request id."""
+    """Maps the id of each open request without output to its prompt length in tokens."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
     step_tokens: int = 0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     last_step: float = 0.0
-    """Time of the last completed step, or of the arrival of work at the idle engine if that is later."""
+    """Time of the last completed step, or of the arrival of work at the idle engine if that is later; see ``clock``."""
     working_seconds: float = 0.0
     bubbles: dict[int, float] = field(default_factory=dict)
-    """Pipeline bubble of each rank in seconds, as last reported."""
+    """Maps each rank to its pipeline bubble in seconds, as last sent to the gateway."""
     watched: list[InFlight] = field(default_factory=list)
-    """Completed steps for the next trace, at most ``watched_most``."""
+    """Completed steps for the next ``Trace`` frame: the first ``watched_most`` since the last one."""
     watched_most: int = 0
 
     def step(self, launches: bool = True) -> StepOutputs:
@@ -71,7 +71,7 @@ class HostedModel:
                 self.watched.append(batch)
         for request_id, update in outputs:
             self.prompt_tokens += self.unread_prompts.pop(request_id, 0)
-            self.generation_tokens += len(update.token_ids) or update.embedding is None  # beam search: one per step
+            self.generation_tokens += len(update.token_ids) or update.embedding is None  # 1 for beam search
         now = self.clock()
         self.working_seconds += now - self.last_step
         self.last_step = now
@@ -85,7 +85,7 @@ class HostedModel:
         return self.bubbles[rank.rank]
 
     def describe(self) -> ModelInfo:
-        """Make the description of the model that the gateway gets."""
+        """Make the description of the model that is sent to the gateway."""
         llm, options = self.llm, self.llm.options
         tokenizer = Path(
             options.model.tokenizer or llm.directory

@@ -24,8 +24,8 @@ class DirectCall:
     streams: bool
     """Whether deltas are passed to the callback before the output."""
     take: Callable[[Item], None]
-    """The callback. It is called from the engine's thread; it raises RuntimeError if its event loop is closed, so that
-    nobody waits any more."""
+    """The callback. It is called from the engine's thread. It raises RuntimeError if the event loop of its caller is
+    closed; the request is then aborted."""
 
 
 class InProcessConnection:
@@ -42,23 +42,23 @@ class InProcessConnection:
         self._frames.put(Add(model, call.state.request))
 
     def abort(self, key: str) -> None:
-        """Drop the request ``key``; abort it if it has not ended."""
+        """Forget the request ``key``, and abort it if it has not ended."""
         if self._calls.pop(key, None) is not None:
             self._frames.put(Abort(key))
 
     def abort_all(self, error: Exception) -> None:
-        """Abort every request, and pass ``error`` to its waiter."""
+        """Abort every request, and pass ``error`` to its callback."""
         for key, call in list(self._calls.items()):
             self.abort(key)
             self._give(call, error)
 
     def wake(self) -> None:
-        """Wake the engine host if it sleeps."""
+        """Wake the engine host if it sleeps in ``receive``."""
         self._frames.put(Heartbeat())
 
     @property
     def is_empty(self) -> bool:
-        """Whether the engine host has received all frames."""
+        """Whether the engine host has received all frames, so that none waits."""
         return self._frames.empty()
 
     def receive(self, seconds: float) -> list[FromGateway]:

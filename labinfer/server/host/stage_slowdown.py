@@ -19,10 +19,10 @@ LEAST_STEPS = 5
 """Minimum number of steps in a sample. A sample is what a rank did between two of its statistics reports; with fewer
 steps it continues to the next report."""
 LONGEST_SAMPLE = 2.0
-"""Maximum duration in seconds for which a sample counts. In the rest of a longer sample, the engine was idle."""
+"""Maximum seconds that a sample adds to the seconds of work: in the rest of a longer sample, the engine was idle."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
-"""Seconds of work, and number of steps, after the start from which the baseline of a rank's step times is fitted;
-minimums of both."""
+"""Minimum seconds of work, and minimum number of steps, after the start to which the baseline of a rank's step times is
+fitted."""
 WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
 """Sliding window of recent work that is compared with the baseline: its length in seconds, and the minimum seconds of
 work in it before any stage counts as slow."""
@@ -30,10 +30,11 @@ DRIFTED, RECOVERED = 1.5, 1.25
 """Hysteresis of a stage's slowdown (busy time over baseline, relative to the other stages): above the first value the
 stage counts as slow, below the second one it has recovered."""
 OWN_DRIFT = 1.1
-"""Minimum ratio of a slow stage's step time to its own baseline. With less, the other stages have become faster."""
+"""Minimum ratio of a slow stage's step time to its own baseline. With a smaller ratio, the stage is not slow: the other
+stages have become faster."""
 BOUND = 0.7
-"""Busy fraction of the busiest stage above which its time determines the throughput; below it, the sum over all stages
-does."""
+"""Busy fraction of the busiest stage above which its time determines the throughput. Below it, the sum of the times of
+all stages does."""
 LEAST_GAIN = 0.15
 """Minimum throughput gain, as a fraction, at which another split of the layers is reported."""
 MOST_STEPS = 1 << 20
@@ -61,7 +62,7 @@ class _Baseline:
     steps: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     fewest: float = math.inf
-    """Smallest mean number of tokens per step among the fitted samples."""
+    """Smallest mean number of tokens per step among the fitted samples; ``most`` is the largest one."""
     most: float = 0.0
 
     def add(self, sample: _Sample) -> None:
@@ -84,7 +85,7 @@ class _Baseline:
         nn, nt, tt, ny, ty = self.sums
         determinant = nn * tt - nt * nt
         per_step, per_token = 0.0, ty / tt
-        if determinant > 1e-6 * nn * tt:  # otherwise all samples had one ratio of tokens to steps
+        if determinant > 1e-6 * nn * tt:  # with one ratio of tokens to steps, only the sum can be fitted
             per_step = (ny * tt - ty * nt) / determinant
             per_token = (ty * nn - ny * nt) / determinant
             if per_step < 0:
@@ -104,7 +105,7 @@ class _Rank:
     def add(self, sample: _Sample) -> None:
         self.num_samples += 1
         if self.num_samples == 1:
-            return  # the first steps include one-time work
+            return  # not the first sample, which includes one-time work
         if not (self.baseline.is_complete and self.baseline.covers(sample)):
             self.baseline.add(sample)
             return
@@ -116,12 +117,13 @@ class _Rank:
         return sum(getattr(sample, name) for sample in self.window)
 
     def per_step(self, name: str) -> float:
-        """Seconds per step of the quantity ``name``: median over the samples."""
+        """Seconds per step of the field ``name`` of ``_Sample`` (``busy`` or ``layers``): the median over the samples
+        of the window."""
         return median(getattr(sample, name) / sample.steps for sample in self.window)
 
     @property
     def ratio(self) -> float:
-        """Busy time in the window relative to the baseline. It is the median over the samples, so that a stall of some
+        """Busy time relative to the baseline: the median over the samples of the window, so that a stall of some
         seconds does not count as a slowdown."""
         return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
@@ -137,7 +139,7 @@ class StageSlowdownDetector:
     def __init__(self, layers: Sequence[int], num_ranks: int):
         self._num_layers, self._num_ranks = list(layers), num_ranks
         self._ranks: dict[int, _Rank] = {}
-        self._tokens = [0]  # cumulative tokens, from step ``_first`` on
+        self._tokens = [0]  # cumulative number of tokens of the steps from ``_first`` on
         self._first = 0
         self.drift: Drift | None = None
         """Latest comparison of the stages' step times with their baselines; None until there has been enough work."""
@@ -168,7 +170,8 @@ class StageSlowdownDetector:
             self.better_since = min(self.better_since, now) if self.drift.layers else math.inf
 
     def _add_rank(self, stats: WorkerStats) -> bool:
-        """Add the sample of a rank. Returns whether there were enough new steps for one."""
+        """Make a sample of a rank's work since its last one, and add it. Returns False if it has too few steps
+        (``LEAST_STEPS``)."""
         rank = self._ranks.setdefault(stats.rank, _Rank(stats))
         before, steps = rank.last, stats.num_steps - rank.last.num_steps
         latest = self._first + len(self._tokens) - 1
@@ -238,7 +241,7 @@ def better_split(
         return max(stages) if bound_by_slowest else sum(stages)
 
     best = [1] * len(layers)
-    for _ in range(sum(layers) - len(layers)):  # a layer adds to its own stage only, so the greedy choice is exact
+    for _ in range(sum(layers) - len(layers)):  # each to the cheapest stage, which is optimal: stages are independent
         stage = min(range(len(best)), key=lambda stage: fixed[stage] + (best[stage] + 1) * per_layer[stage])
         best[stage] += 1
     return best, seconds(layers) / max(seconds(best), 1e-9) - 1

@@ -17,17 +17,17 @@ from labinfer.server.link.frames import FromHost, StatsUpdate, Trace
 from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
 
 STATS_SECONDS = 1.0
-"""Seconds between two stats while there is work."""
+"""Interval in seconds of stats while there is work."""
 WATCHED_SECONDS = 0.5
-"""Seconds between two stats while a client watches, and after work has ended."""
+"""Interval in seconds of stats while a client watches, and after work has ended."""
 IDLE_STATS = 2
 """Number of stats that are sent after work has ended: the final stats of the other ranks arrive with the second."""
 WATCHED_SLICES = 640
 """Maximum slices that a rank records between two stats: all slices of some 60 steps. Later ones are dropped, so that
 the cost of watching does not depend on the speed of the steps."""
 ALL_SLICES = 16 * WATCHED_SLICES
-"""Maximum slices of all ranks and models together. The gateway decodes them between two pieces of its responses; and
-those of one rank, for all models, must fit into one frame of the health channel."""
+"""Maximum slices of all ranks and models together that are sent at a time: decoding them must not delay the gateway's
+responses, and those of one rank must fit into one frame of the health channel."""
 WATCHED_STEPS = 64
 """Maximum number of traced steps of a model between two stats."""
 SHOWN_SEQUENCES = 32
@@ -39,7 +39,7 @@ class Telemetry:
     health channel. They are requested one interval ahead, so that rank 0 never waits for them.
 
     Args:
-        models: all models of the group, in its order.
+        models: all models of the group of ranks, in the order in which it has loaded them.
         send: sends a frame to the gateway.
         health_channel: channel to the other ranks; None with a single rank.
         clock: monotonic time in seconds.
@@ -55,8 +55,8 @@ class Telemetry:
         self._models, self._send, self._health_channel, self._clock = models, send, health_channel, clock
         num_ranks = len(models[0].llm.group.everyone)
         self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(models)))
-        self._data: dict[int, bytes] = {}  # last message of each other rank
-        self._stats: dict[int, list[WorkerStats]] = {}  # decoded messages, with rank 0's own stats
+        self._data: dict[int, bytes] = {}  # last message of each other rank, encoded
+        self._stats: dict[int, list[WorkerStats]] = {}  # the decoded messages, and rank 0's own stats
         self._was_working = self._is_watched = False
         self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
@@ -65,8 +65,8 @@ class Telemetry:
         self._own, self._worked = (
             self._own_stats(0),
             self._working_seconds(),
-        )  # rank 0's own stats, sent one interval later
-        self._worked_before = self._worked  # working seconds when the ranks sent ``_stats``
+        )  # kept for one interval, as other ranks' stats arrive that late
+        self._worked_before = self._worked  # seconds with work when the ranks sent ``_stats``
 
     def watch(self, on: bool) -> None:
         """Make all ranks start or stop recording their steps."""
@@ -74,7 +74,7 @@ class Telemetry:
         for model in self._models:
             model.watched.clear()
             model.watched_most = WATCHED_STEPS if on else 0
-        self._gather()  # stale reply; ignore
+        self._gather()  # drops a stale reply of the ranks
         self._next, self._left = self._clock() + WATCHED_SECONDS, IDLE_STATS
 
     def send_if_due(self, is_working: bool) -> None:
@@ -90,7 +90,7 @@ class Telemetry:
             self._next = min(self._next, self._last + WATCHED_SECONDS)
         is_due = now >= self._next and self._left > 0
         fresh = self._take_in(now) if is_due else []
-        if is_due or has_turned:  # short requests turn this a hundred times a second: ranks are asked only when due
+        if is_due or has_turned:  # other ranks are asked only if due: work may begin and end 100 times/s
             self._send_stats(now)
         if is_due and self._is_watched:
             self._send_trace(fresh)
@@ -111,7 +111,7 @@ class Telemetry:
         self._send(StatsUpdate(stats))
 
     def _send_trace(self, fresh: list[int]) -> None:
-        """Send one trace per model, with the slices of the ranks in ``fresh``, which have just reported."""
+        """Send one ``Trace`` per model, with the slices of the ranks ``fresh``, whose stats have just arrived."""
         for number, model in enumerate(self._models):
             trace = _trace(model, [(rank, self._stats[rank][number].slices) for rank in fresh])
             if trace.steps or trace.slices:
@@ -121,7 +121,7 @@ class Telemetry:
         """Collect the stats that the other ranks have sent, and request the next ones. Returns the ranks that have sent
         any."""
         num_slices = self._num_slices if self._is_watched else 0
-        self._stats[0], self._own = self._own, self._own_stats(num_slices)  # one interval old, like the other ranks'
+        self._stats[0], self._own = self._own, self._own_stats(num_slices)  # one interval old, as other ranks' are
         self._worked_before, self._worked = self._worked, self._working_seconds()
         fresh = [0]
         if self._health_channel is not None:
@@ -133,7 +133,7 @@ class Telemetry:
         return fresh
 
     def _own_stats(self, num_slices: int) -> list[WorkerStats]:
-        """Stats of this rank, one entry per model, with at most ``num_slices`` slices."""
+        """Stats of rank 0, one entry per model, with at most ``num_slices`` trace slices each."""
         return [model.llm.stats.report(num_slices) for model in self._models]
 
     def _working_seconds(self) -> list[float]:
@@ -161,7 +161,7 @@ def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: 
     """Build the stats of a model's engine.
 
     Args:
-        worked: seconds in which the engine had work, when the ranks' stats were taken.
+        worked: seconds in which the engine had work until ``ranks`` were taken.
     """
     engine = model.llm.engine
     counts = engine.scheduler.counts

@@ -31,7 +31,7 @@ def host_heartbeat(progress: Progress) -> Heartbeat:
     return Heartbeat(progress.describe(), Wait(rank=progress.rank, peers=peers, step=progress.step_id, seconds=seconds))
 
 
-# From the gateway.
+# Frames that the gateway sends.
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
@@ -40,18 +40,19 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     model: str
     request: Request
     admitted: bool = False
-    """Whether an earlier engine host has accepted the request; if so, a full queue does not refuse it."""
+    """Whether an earlier engine host has accepted the request, so that this one accepts it even if its queue is
+    full."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Abort a request, or one of its answers, at once. There is no reply."""
+    """Abort a request, or one of its answers (``index``), at once. There is no reply."""
 
     request_id: str
     index: int | None = None
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Ask all ranks to start or to stop recording step traces of all models."""
+    """Make all ranks start (``on``) or stop recording step traces of all models."""
 
     on: bool
 
@@ -79,7 +80,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
 FromGateway = Heartbeat | Add | Abort | Watch | ChangeLayout | Paused | Ready | Rejected
 
 
-# From the host.
+# Frames that the engine host sends.
 
 
 class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -137,7 +138,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     recommended: dict[str, int | float]
     """Sampling parameters recommended by the checkpoint."""
     vocab_size: int
-    """Width of the logits, at least the number of token ids."""
+    """Length of a row of logits; at least the number of token ids of the tokenizer."""
     hidden_size: int
     pooling: PoolingConfig = PoolingConfig()
     """Default pooling of embedding requests."""
@@ -173,7 +174,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
-    """All models are loaded; the gateway may send requests."""
+    """All models are loaded, and the gateway may send requests for them."""
 
     models: list[ModelInfo]
 
@@ -229,7 +230,7 @@ class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_ans
     """Outcome of a layout change. It follows the ``Attach`` of the layout that is now served."""
 
     problem: str = ""
-    """Reason why the old layout is kept; empty if the layout has changed."""
+    """Reason why the previous layout is kept; empty if the layout has changed."""
     is_refused: bool = False
     """Whether the change was refused before any model was unloaded."""
     is_busy: bool = False

@@ -47,5 +47,5 @@ class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def moves(self) -> bool:
-        """Whether the change assigns layers to other ranks, rather than only changing dtype or quantization."""
+        """Whether the change has a field that assigns layers to ranks, not only dtype or quantization."""
         return any(field is not None for field in (self.tensor_parallel_size, self.layers, self.ranks))

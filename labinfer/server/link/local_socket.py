@@ -13,7 +13,7 @@ from labinfer.server.link.framing import pack
 
 NAME = "engine.socket"
 BACKLOG = 8
-"""Listen backlog: engine hosts that wait until the current host is gone."""
+"""Maximum number of engine hosts that wait until the current host has ended (listen backlog)."""
 
 
 def listen(directory: Path) -> socket.socket:

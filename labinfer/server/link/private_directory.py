@@ -14,7 +14,7 @@ from labinfer.base.errors import UserError
 
 PREFIX = "labinfer-run-"
 YOUNG_SECONDS = 600.0
-"""Minimum age in seconds of a leftover directory that is removed: a younger one without a lock may just have been
+"""Minimum age in seconds of a directory that is removed as a leftover: a younger one without a lock may just have been
 created."""
 
 
@@ -41,7 +41,7 @@ def private_directory() -> Iterator[Path]:
 
 
 def _remove_leftovers() -> None:
-    """Remove the directories that killed runs of this user left behind. Their locks are free."""
+    """Remove the directories that killed runs of this user left behind: they are no longer locked."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # locked, or being removed by another process
             status = path.lstat()

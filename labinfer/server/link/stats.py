@@ -1,8 +1,8 @@
 """Engine stats for the gateway: counters since the start, and current values.
 
-The engine host sends an ``EngineStats`` when work comes to an idle engine, about once a second while there is work,
-when the work ends, and twice more after that. So the last stats stay valid while the engine is idle, and if none come
-while it has work, the host hangs.
+The engine host sends an ``EngineStats`` when an idle engine gets work, about once a second while there is work, when
+the work ends, and twice after that. Therefore the last stats stay valid while the engine is idle. If none arrive
+although the engine has work, the host hangs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NUM_STEP_BUCKETS = len(STEP_TOKEN_BUCKETS) + 1
 
 
 def step_bucket(num_tokens: int) -> int:
-    """Index into ``EngineStats.steps_by_tokens`` for a step with ``num_tokens``."""
+    """Index into ``EngineStats.steps_by_tokens``, a histogram, for a step with ``num_tokens``."""
     return bisect_left(STEP_TOKEN_BUCKETS, num_tokens)
 
 
@@ -49,13 +49,14 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     expert_reads: ExpertReads | None = None
     """Expert cache hits and reads; None if all experts are in memory."""
     when: float = 0.0
-    """Time of these stats by the rank's monotonic clock, in seconds."""
+    """Time at which the rank took these stats, in seconds of its monotonic clock."""
     memory_total: int = 0
     """Total memory of the rank's device: its accelerator's, or its machine's within the container's limit."""
     memory_used: int = 0
     """Used part of ``memory_total``: by this rank on an accelerator, by all processes on a machine."""
     energy: dict[str, float] = {}
-    """Joules by counter of those that this rank reads: of its whole host or accelerator, idle times included."""
+    """Maps each energy counter that this rank reads to joules: of a whole CPU package or accelerator, including idle
+    times."""
 
 
 class TracedStep(msgspec.Struct, frozen=True, array_like=True):
@@ -78,9 +79,9 @@ class Drift(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     slow: int | None
     """Index of the stage that has slowed down relative to the others, or None."""
     rank: int | None
-    """Slowest rank of ``slow``."""
+    """Slowest rank of the stage ``slow``; None without one."""
     layers: list[int]
-    """Layers per stage of a better split; empty if no split gains enough."""
+    """Number of layers of each stage in a better split; empty if no split gains enough."""
     gain: float
     """Throughput gain of ``layers``, as a fraction."""
 

@@ -15,7 +15,7 @@ STANDARD_ERROR = 2
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # the parent has died before prctl
+    if os.getppid() != int(sys.argv[1]):  # the parent died before the call of prctl
         raise SystemExit(2)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])

@@ -26,12 +26,12 @@ class ElasticRestart:
 
     Args:
         command: the command that restarts the group on all machines.
-        again: ``command`` as words.
+        again: the words of ``command``.
         options: options of the ranks.
-        read_nodes: returns the node name of each rank, as the last group has written them; empty before the first group
-            has formed.
+        read_nodes: returns the node name of each rank of the last group, which rank 0 has written; empty before the
+            first group has formed.
         timeout: seconds to wait for a missing machine.
-        signum: returns the signal that has requested the end, or 0.
+        signum: returns the number of the signal that has requested the end; 0 if none has.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ElasticRestart:
         self._command, self._again, self._options = command, again, options
         self._read_nodes, self._timeout, self._signum, self._clock = read_nodes, timeout, signum, clock
         self._nodes: list[str] = []  # node of each rank of the full group
-        self._given_up: list[str] = []  # missing hosts after the timeout
+        self._given_up: list[str] = []  # hosts that were missing after the timeout
 
     @property
     def is_smaller(self) -> bool:
@@ -75,13 +75,15 @@ class ElasticRestart:
         return self._go_on_without(answers) if self._given_up else self._again
 
     def _away(self, answers: dict[str, str]) -> list[str]:
-        """Names of the machines that do not answer; empty if every node of the group answers."""
+        """Names of the machines that do not answer, where ``answers`` maps machines to node names; empty if every node
+        of the group answers."""
         if self._nodes and set(self._nodes) <= set(answers.values()):
             return []
         return [host for host in self._command.hosts if host not in answers]
 
     def _awaited(self, answers: dict[str, str]) -> list[str]:
-        """Names of the machines that do not answer, and without which the group has not been restarted yet."""
+        """Names of the machines that do not answer and are worth waiting for: the group has not yet been restarted
+        without them."""
         return [host for host in self._away(answers) if host not in self._given_up]
 
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:

@@ -23,12 +23,14 @@ class LauncherOption:
     """An option of mpirun for hosts or for the number of ranks, and its position in the command line."""
 
     index: int
-    """Index of the word in the command line that holds the option's value."""
+    """Index of the word of the command line that has the option's value."""
     prefix: str
-    """Beginning of that word, before the value, as in ``--host=a,b``; empty if the value is a word by itself."""
+    """Part of that word before the value, such as ``--host=`` in ``--host=a,b``; empty if the value is a word by
+    itself."""
     name: str
     entries: tuple[str, ...] = ()
-    """Hosts of the option, with slot counts if given: ``node-a:2``, ``node-a slots=2``."""
+    """Entries of the option's host list, with slot counts if given: ``node-a:2``, or ``node-a slots=2`` in a host
+    file."""
 
 
 class LaunchCommand:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RESET_SECONDS = 600.0
-"""Seconds that a group must run for the restart count to be reset."""
+"""Seconds after which a running group resets the restart count."""
 MAX_BACKOFF_SECONDS = 30.0
 """Maximum back-off between two restarts, in seconds."""
 

@@ -16,8 +16,8 @@ from labinfer.comm.spmd.topology import make_topology
 
 
 def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[int]) -> list[str]:
-    """Flags that give the remaining ranks a layout. A stage is kept if it lost no rank, or if spare ranks can replace
-    the lost ones.
+    """Command-line flags of a layout for the remaining ranks ``left``. A stage is kept if it lost no rank, or if spare
+    ranks can replace the lost ones.
 
     A spare rank with the draft model keeps it. If that rank is lost or needed for a stage, drafts come from n-grams
     instead. Layer counts set with ``--layers`` are scaled up in proportion. Of flags with one value per stage, those of

@@ -21,7 +21,7 @@ from labinfer.server.link.frames import Shutdown
 logger = logging.getLogger(__name__)
 
 MANY_BEATS = 1 << 16
-"""Maximum bytes of heartbeats to read at a time: the capacity of a pipe (``pipe(7)``)."""
+"""Maximum bytes of heartbeats per read: the capacity of a pipe (``pipe(7)``)."""
 
 
 class SupervisedGateway:
@@ -54,12 +54,12 @@ class SupervisedGateway:
         return self._process is not None and self._process.poll() is None
 
     def is_at_its_end(self) -> bool:
-        """Whether the gateway process has exited because an engine host has sent ``Shutdown``."""
+        """Whether the gateway process has exited normally, after an engine host has sent ``Shutdown``."""
         return self._process is not None and self._process.poll() == 0
 
     def has_failed(self) -> bool:
-        """Whether the gateway process has exited for another reason. Kills a process without heartbeats; call it
-        regularly."""
+        """Whether the gateway process has exited without a ``Shutdown``. Kills a process whose heartbeats are overdue,
+        so that it must be called regularly."""
         if self.is_alive() and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + self._heartbeat.interval
             self._hear()
@@ -74,7 +74,7 @@ class SupervisedGateway:
             with connection:
                 GatewayConnection(connection).send(Shutdown())
         except BrokenConnection:
-            pass  # its socket is closed
+            pass  # the process has closed its socket
         if self._process is not None:
             await_end(self._process)
 

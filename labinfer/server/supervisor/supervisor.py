@@ -24,8 +24,8 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 logger = logging.getLogger(__name__)
 
 REFUSED_SECONDS, REFUSALS = 20.0, 3
-"""Seconds and number of runs: if the launcher ends within this time for this many runs in a row, with one exit status
-and before its ranks have met, it has refused its arguments, and is not restarted."""
+"""If ``REFUSALS`` runs of the launcher in a row end within ``REFUSED_SECONDS``, with one exit status and before the
+ranks have met, the launcher has refused its arguments, and is not restarted."""
 POLL_SECONDS = 0.05
 """Seconds between two checks of the group, the gateway and signals."""
 DRAIN_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Supervisor:
             which launchers hide.
         environment: environment of the group.
         restarts: restart limit and back-off.
-        signum: returns the signal that has requested the end, or 0.
+        signum: returns the number of the signal that has requested the end; 0 if none has.
         gateway: the group's gateway process; None for a job.
     """
 
@@ -78,7 +78,7 @@ class Supervisor:
                     logger.error("error: the ranks rejected their options or input; not restarting")
                 return own
             if self._gateway is not None and self._gateway.is_at_its_end():
-                return status  # an orderly end was requested from the ranks
+                return status  # the ranks were asked to end, and have
             lived = self._clock() - begin
             num_refusals = 0 if lived >= REFUSED_SECONDS else num_refusals + 1 if status == before else 1
             if num_refusals == REFUSALS and not self._nodes_file.exists():
@@ -118,7 +118,7 @@ class Supervisor:
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stderr=None if is_terminal() else subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C reaches it once, from here
+            start_new_session=True,  # so that Ctrl-C reaches it only through this process
         )
         if process.stderr is not None:
             log = threading.Thread(target=_pass_on_log, args=(process.stderr,), name="log", daemon=True)

@@ -67,11 +67,11 @@ async def answer(context: HttpContext) -> Response | EventStream:
         )
         return context.json(answer)
 
-    return await asyncio.to_thread(whole)  # thousands of logprobs take a while
+    return await asyncio.to_thread(whole)  # in a thread, as thousands of logprobs take a while
 
 
 class ChatStream:
-    """Makes the chunks of a streamed answer.
+    """Makes the chunks of a streamed response from the deltas of a task.
 
     Args:
         fields: id, creation time, model and fingerprint of every chunk.
@@ -84,7 +84,7 @@ class ChatStream:
         self._readers = [
             ReplyReader(self._tokenizer, prompt, task.input.tool_use) for _ in range(task.input.sampling.n)
         ]
-        self._begun: set[int] = set()  # answers whose first chunk has been sent
+        self._begun: set[int] = set()  # indices of answers whose first chunk has been sent
         self._has_told_prompt = False  # whether the prompt logprobs have been sent
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -97,7 +97,7 @@ class ChatStream:
                 token_fields = {}
             if (
                 token_fields or delta.index not in self._begun
-            ):  # the detokenizer still holds back the text of these tokens
+            ):  # nothing to send: the detokenizer holds the text of these tokens back
                 yield self._chunk(delta.index, ChatDelta(content=""), token_fields)
             if delta.finish_reason is not None:
                 reason = self._readers[delta.index].finish_reason(delta.finish_reason)
@@ -106,7 +106,7 @@ class ChatStream:
             yield self._send([], is_last=True)
 
     def _token_fields(self, delta: Delta) -> dict[str, Any]:
-        """Fields of a choice with data per token (logprobs, drafted tokens), as far as the request asks for them."""
+        """Fields of a chunk's choice with data of each token (logprobs, draft flags), if the request asks for them."""
         fields: dict[str, Any] = {}
         if delta.logprobs:
             fields["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)

@@ -30,8 +30,8 @@ from labinfer.server.link.stats import RankStats
 MAX_TRACE_SECONDS = 60.0
 MAX_EVENTS_SECONDS = 86_400.0
 LATE_SECONDS = 1.25
-"""Seconds after which the slices of a step have arrived: rank 0 sends them with the second stats after the step, see
-``Telemetry``."""
+"""Maximum delay in seconds between a step and the arrival of its trace slices: rank 0 sends them with the second stats
+after the step, see ``Telemetry``."""
 TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
@@ -79,7 +79,7 @@ async def events(context: HttpContext) -> EventStream:
     """Stream stats and steps of a model, for ``seconds`` or until the client disconnects."""
     info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
     watching = context.service.history.watching(info.name)
-    watcher = watching.__enter__()  # until the response ends, after this function has returned
+    watcher = watching.__enter__()  # not a ``with``: the response ends after this function returns
 
     def end() -> None:
         watching.__exit__(None, None, None)
@@ -154,7 +154,7 @@ def _describe_reads(ranks: Iterable[RankStats]) -> list[RankExpertReads]:
 
 
 async def _until(watcher: Watcher, seconds: float | None, clock: Callable[[], float]) -> AsyncIterator[bytes]:
-    """Yield events until the watcher ends, or for ``seconds``."""
+    """Yield the watcher's events until it ends or ``seconds`` have passed."""
     end = None if seconds is None else clock() + seconds
     while (data := await watcher.next(None if end is None else max(0.0, end - clock()))) is not None:
         yield data
@@ -185,6 +185,6 @@ def _seconds(query: dict[str, str], most: float) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= most:  # rejects NaN too
+    if not 0 <= seconds <= most:  # this form refuses NaN, too
         raise api_errors.bad_request(f"seconds must be a number from 0 to {most:g}, not {given!r:.60}", "seconds")
     return seconds

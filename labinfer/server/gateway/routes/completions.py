@@ -43,7 +43,7 @@ from labinfer.text.token_offsets import TokenOffsets
     errors=GENERATING,
 )
 async def answer(context: HttpContext) -> Response | EventStream:
-    """Continue texts.
+    """Generate continuations of texts.
 
     The answers to the i-th of several prompts begin at choice ``i * n``.
     """
@@ -64,11 +64,11 @@ async def answer(context: HttpContext) -> Response | EventStream:
                 choices.append(text_choice(completion, output, model.reader.tokenizer, echo, index))
         return context.json(TextCompletion(**fields, choices=choices, usage=total_usage(given)))
 
-    return await asyncio.to_thread(whole)  # thousands of logprobs take a while
+    return await asyncio.to_thread(whole)  # in a thread, as thousands of logprobs take a while
 
 
 class CompletionStream:
-    """Makes the chunks of a streamed response.
+    """Makes the chunks of a streamed response from the deltas of a task.
 
     Args:
         fields: id, creation time, model and fingerprint of every chunk.
@@ -77,7 +77,7 @@ class CompletionStream:
     def __init__(self, fields: dict[str, Any], task: GenerationTask):
         self._fields, self._task, self._input = fields, task, task.input
         self._tokenizer = task.model.reader.tokenizer
-        self._offsets: dict[int, TokenOffsets] = {}  # by choice index
+        self._offsets: dict[int, TokenOffsets] = {}  # text offsets by choice index
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield every chunk, encoded."""
@@ -128,7 +128,7 @@ class CompletionStream:
 
 
 def _echo(task: GenerationTask, number: int) -> Echo | None:
-    """Text, token ids and logprobs of a prompt, if the request has ``echo``; otherwise None."""
+    """Text, token ids and logprobs of prompt ``number``, if the request has ``echo``; otherwise None."""
     if not task.input.echo:
         return None
     opened, tokenizer = task.opened[number], task.model.reader.tokenizer

@@ -47,7 +47,7 @@ async def upload(context: HttpContext) -> Response:
 
 
 async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Upload) -> FileObject:
-    """Read the form, write its file to ``incoming``, and store that.
+    """Read the form, write its file to ``incoming``, and store it; returns the file's metadata.
 
     Raises:
         ApiError: a part is missing, or the file is too long.

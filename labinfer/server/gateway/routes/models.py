@@ -61,7 +61,7 @@ async def list_models(context: HttpContext) -> Response:
     errors=STORED,
 )
 async def show_model(context: HttpContext) -> Response:
-    """One of the models."""
+    """Show one of the served models."""
     name = context.http.path_params["model"]
     if name not in context.service.model_names:
         raise api_errors.not_found_model(name)

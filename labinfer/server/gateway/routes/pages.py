@@ -64,7 +64,7 @@ PREVIEW_POLICY = {
 script but ``frame.js``."""
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 NEVER_KEPT = {"cache-control": "no-store"}
-ASKED_AGAIN = {"cache-control": "no-cache"}  # cached, but revalidated by ETag
+ASKED_AGAIN = {"cache-control": "no-cache"}  # cached, and revalidated by ETag before each use
 KEPT_FOR_GOOD = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
 ROOT = "/webui/"
 VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
@@ -78,7 +78,7 @@ async def chat(context: HttpContext) -> Response:
 
 @endpoint("GET", "/cluster", needs_key=False, logged=False)
 async def cluster(context: HttpContext) -> Response:
-    """The page of the cluster."""
+    """The cluster page: ranks, stages and steps of the models."""
     return await asyncio.to_thread(_page, context, CLUSTER_PAGE)
 
 

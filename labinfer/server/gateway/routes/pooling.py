@@ -44,7 +44,7 @@ class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     text_2: Texts | None = None
     queries: Texts | None = None
     documents: Texts | None = None
-    """vLLM's newer names of ``text_1`` and ``text_2``."""
+    """``queries`` and ``documents`` are vLLM's newer names of ``text_1`` and ``text_2``."""
     user: str | None = None
     pooling: Pooling | None = None
 

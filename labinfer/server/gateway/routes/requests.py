@@ -47,7 +47,7 @@ class ListedRequest(ApiObject, kw_only=True):
     """Prompt tokens that were prefix-cache hits."""
     generated_tokens: Count
     max_tokens: Count
-    """Maximum tokens of all its answers together."""
+    """Maximum output tokens of all answers of the request together."""
 
 
 class RequestList(ApiObject, kw_only=True):
@@ -58,7 +58,7 @@ class RequestList(ApiObject, kw_only=True):
     total: Count
     """Number of open requests, including those not listed."""
     running: Count
-    """Number of those of ``total`` that have a sequence in the batches; the others wait."""
+    """Number of open requests with a sequence in the batches; all others wait."""
 
 
 class Cancelled(ApiObject, kw_only=True):

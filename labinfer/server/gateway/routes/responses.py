@@ -43,7 +43,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
     """Answer a conversation, which may continue a stored response."""
     body = await context.read(ResponseBody)
     conversation = await _response_input(context, body)
-    model = context.service.model(body.model)  # after every await: the model may have been replaced meanwhile
+    model = context.service.model(body.model)  # not before an await, in which the model may be replaced
     task = await GenerationTask.start(context, model, lambda: body.parse(conversation.items, model.chat_defaults()))
     answer = ResponseAnswer(context, body, conversation, task)
     if task.input.stream:
@@ -70,7 +70,8 @@ class ResponseInput:
 
 
 async def _response_input(context: HttpContext, body: CountBody) -> ResponseInput:
-    """Collect the stored items that precede the request's own ones, and resolve item references.
+    """Collect the items of the responses that the request continues, and the request's own items with references
+    resolved.
 
     Raises:
         ApiError: a response or an item that the request refers to is not stored.
@@ -120,7 +121,7 @@ class ResponseAnswer:
         self._context, self._body, self._response_input, self._task = context, body, conversation, task
         name = context.id
         if context.service.stored_responses.get(context.caller.name, RESPONSE_PREFIX + name) is not None:
-            name = uuid.uuid4().hex  # the caller reuses an id: keep both responses
+            name = uuid.uuid4().hex  # the client reuses a request id: keep both responses
             task.names.add(name)
         (state,), tokenizer = task.opened, task.model.reader.tokenizer
         self._reader = ReplyReader(tokenizer, state.prompt_token_ids, task.input.tool_use)
@@ -171,7 +172,7 @@ async def count(context: HttpContext) -> HttpResponse:
     """Count the tokens of a response's prompt."""
     body = await context.read(CountBody)
     conversation = await _response_input(context, body)
-    model = context.service.model(body.model)  # after every await: the model may have been replaced meanwhile
+    model = context.service.model(body.model)  # not before an await, in which the model may be replaced
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 
@@ -196,14 +197,14 @@ async def delete(context: HttpContext) -> HttpResponse:
 
 @endpoint("POST", "/v1/responses/{id}/cancel", statuses=(), errors=STORED)
 async def cancel(context: HttpContext) -> HttpResponse:
-    """Refused: no response runs in the background."""
+    """Cancel a background response: always refused, as no response runs in the background."""
     _stored(context)
     raise api_errors.bad_request("only background responses can be cancelled, and this server has none")
 
 
 @endpoint("GET", "/v1/responses/{id}/input_items", answer=ItemList, query=page_query(MAX_PAGE), errors=STORED)
 async def input_items(context: HttpContext) -> HttpResponse:
-    """List the conversation that a stored response answers."""
+    """List the input items of a stored response: the whole conversation that it answers."""
     stored = _stored(context)
     page = checked(lambda: Page.read(context.known_query(), MAX_PAGE))
     chain = context.service.stored_responses.chain(context.caller.name, stored.id)
