@@ -22,7 +22,7 @@ LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#
 OUTLINE = 0.4
 """Line width of a bar's outline, in points."""
 THINNEST = 0.004
-"""Minimum width of a bar that gets an outline, as a fraction of the chart's width: about 1.6 points."""
+"""Minimum duration of a micro-batch whose bar gets an outline, as a fraction of the chart's duration: about 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
 DIGIT_WIDTH, DIGIT_HEIGHT = 0.64, 0.8
