@@ -6,14 +6,14 @@ import { newId } from "./identity.js";
 import { requestBody, sentPart } from "./request_body.js";
 
 const SAVE_EVERY_MS = 400;
-const TOO_SHORT_MS = 100; // minimum duration for a rate: tokens closer together may arrive in one chunk
+const TOO_SHORT_MS = 100; // minimum duration from which a token rate is computed: tokens within less may come in one chunk
 
 export class Answering extends EventTarget {
   /**
-   * Events: "change" when the message has grown, "wait" when the request waits for the server, "unsaved" when the browser
-   * fails to store it.
+   * Dispatches "change" when the message has grown, "wait" when the request waits for the server, "unsaved" when the
+   *   browser fails to store the message.
    * @param {import("./conversation.js").Conversation} conversation its last message is the answer
-   * @param {object} message the answer
+   * @param {object} message the answer, which grows
    * @param {boolean} goesOn whether to continue a partial answer
    */
   constructor(api, serverState, store, conversation, message, goesOn = false) {
@@ -22,10 +22,10 @@ export class Answering extends EventTarget {
     this._abort = new AbortController();
     this._goesOn = goesOn;
     this._tokensBefore = goesOn ? message.stats?.tokens ?? 0 : 0;
-    this._saving = 0; // timer of the next save; 0 if everything is saved
-    /** ApiFailure for which the request is retried; null while it runs. */
+    this._saving = 0; // timer of the next save of the message; 0 if it is saved
+    /** ApiFailure after which the request waits for a retry; null while it runs. */
     this.waitsFor = null;
-    /** Promise, set by the caller of `run`: resolves when the final state is shown and stored. */
+    /** Promise that the caller of `run` sets; it resolves when the complete message is shown and stored. */
     this.finished = null;
   }
 
@@ -63,7 +63,7 @@ export class Answering extends EventTarget {
   /** Stop reading, and cancel the request on the server. */
   stop() {
     this._abort.abort();
-    if (this._id) this.api.cancel(this._id).catch(() => {}); // closing the connection cancels the request, too
+    if (this._id) this.api.cancel(this._id).catch(() => {}); // a failure is ignored: closing the connection cancels the request, too
   }
 
   async _once(body) {
@@ -73,7 +73,7 @@ export class Answering extends EventTarget {
     this._first = this._last = 0;
     this._chunks = 0;
     this._thinksSince = 0;
-    this._decoder = new TextDecoder(); // joins tokens that are parts of a character
+    this._decoder = new TextDecoder(); // a character may consist of several tokens
     const { message } = this;
     message.model = body.model;
     for await (const chunk of this.api.chat(this._id, body, this._abort.signal)) {

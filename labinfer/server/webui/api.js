@@ -21,7 +21,7 @@ export class ApiFailure extends Error {
     this.retryAfter = retryAfter;
   }
 
-  /** Whether the same request may succeed later, perhaps with another API key. */
+  /** Whether the request may succeed later without a change, perhaps with another API key. */
   get passes() {
     return ["away", "busy", "limited", "draining", "key"].includes(this.kind);
   }
@@ -44,7 +44,7 @@ export class Api {
 
   /** The wait that stalls the engine; null if there is none. @returns {Promise<{seconds: number, rank: number|null, peers: string, step: number|null}|null>} */
   async wait() {
-    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // status 503 after a long wait
+    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // a long wait has status 503, and a body like 200
     return (await response?.json().catch(() => null))?.wait ?? null;
   }
 
@@ -61,7 +61,7 @@ export class Api {
     const { max_tokens, ...unbounded } = whole;
     const response = await ask(whole).catch((failure) => {
       if (failure.param !== "max_tokens") throw failure;
-      return ask(unbounded); // `max_tokens` exceeds the rest of the context: use the rest
+      return ask(unbounded); // `max_tokens` exceeds the rest of the context: ask without it
     });
     yield* objectsOf(response);
   }

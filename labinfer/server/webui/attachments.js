@@ -26,8 +26,8 @@ export class Attachments {
 
   /** Attach the files that are text. @param {Iterable<File>} files */
   async add(files) {
-    const troubles = [], taken = this.files, conversation = this._conversation; // the user may open another one while files are read
-    for (const file of [...files]) { // a drop's file list is emptied after the event
+    const troubles = [], taken = this.files, conversation = this._conversation; // of this moment: the user may open another one while files are read
+    for (const file of [...files]) { // a copy: the browser empties the list of a drop after the event
       try {
         if (taken.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
         taken.push({ name: file.name, text: await readText(file, this._preferences.words) });
@@ -36,12 +36,12 @@ export class Attachments {
       }
     }
     this._trouble.textContent = troubles.join(" ");
-    await this._restoring.get(conversation); // otherwise stored files would be overwritten
+    await this._restoring.get(conversation); // wait for the stored files: saving now would overwrite them
     this._keep(conversation, taken);
     this._render();
   }
 
-  /** Remove and return all files, for a message. */
+  /** Return all files, for the message that is sent, and detach them. */
   take() {
     this._trouble.textContent = "";
     const taken = this.files.splice(0);
@@ -57,12 +57,12 @@ export class Attachments {
     this._restoring.set(id, this._store.attachments(id).then((kept) => {
       files.unshift(...kept);
       if (files === this.files) this._render();
-    }, () => {})); // the page has shown that nothing can be stored
+    }, () => {})); // without files: the page shows elsewhere that nothing can be stored
     return files;
   }
 
   _keep(id, files) {
-    this._store.keepAttachments(id, files).catch(() => {}); // the files stay in memory
+    this._store.keepAttachments(id, files).catch(() => {}); // a failure is ignored: the files stay in memory
   }
 
   _render() {
@@ -88,14 +88,14 @@ export function attachmentViews(files, words) {
 /** @param {File} file @throws {Error} with a message for the user: too large, a folder, or not text */
 async function readText(file, words) {
   if (file.size > MOST_BYTES) throw new Error(words.fileTooLarge(file.name));
-  const buffer = await file.arrayBuffer().catch(() => null); // null for a folder or a deleted file
+  const buffer = await file.arrayBuffer().catch(() => null); // fails for a folder or a deleted file
   if (!buffer) throw new Error(words.fileUnreadable(file.name));
   const bytes = new Uint8Array(buffer);
   const mark = UTF_16[bytes.slice(0, 2)];
   if (String.fromCharCode(...bytes.slice(0, 5)) === "%PDF-") throw new Error(words.fileIsPdf(file.name));
   if (!mark && bytes.includes(0)) throw new Error(words.fileIsNoText(file.name));
   for (const encoding of mark ? [mark] : ["utf-8", words.oldEncoding]) {
-    try { return new TextDecoder(encoding, { fatal: true }).decode(bytes); } catch { /* it has another encoding */ }
+    try { return new TextDecoder(encoding, { fatal: true }).decode(bytes); } catch { /* not this encoding */ }
   }
   throw new Error(words.fileIsNoText(file.name));
 }

@@ -1,4 +1,4 @@
-// The banner with the server's trouble, if any.
+// The banner that tells why the server does not answer, if it does not.
 
 import { byId, make } from "./element.js";
 

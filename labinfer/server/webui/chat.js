@@ -26,7 +26,7 @@ export class Chat {
     this._presets = new Presets(preferences);
     this._examples = new Examples(byId("examples"), (text) => this._send(text, []));
     this._answerings = new Map(); // conversation id to its running answer
-    this._wishes = new Map(); // conversation id to the request that replaces an answer being stopped
+    this._wishes = new Map(); // conversation id to the latest request of the user that waits for an answer to stop
     this._conversation = new Conversation(newRecord());
     this._records = [];
     this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), new MessageActions(this, preferences));
@@ -54,7 +54,7 @@ export class Chat {
     const round = (this._round = (this._round ?? 0) + 1);
     const messages = record ? await this._messages(id) : [];
     if (round !== this._round) return; // superseded by a later call
-    const { model } = this._conversation.record; // a new conversation keeps the model
+    const { model } = this._conversation.record; // a new conversation keeps the chosen model
     this._conversation = this._answerings.get(id)?.conversation ?? new Conversation(record ?? this._fresh(model), messages);
     this.composer.open(record ? id : NEW);
     this.render();
@@ -119,7 +119,7 @@ export class Chat {
   async _changedElsewhere(id) {
     const record = await this._store.conversation(id).catch(() => undefined);
     const answering = this._answerings.get(id);
-    if (answering) { // this tab has the newer messages
+    if (answering) { // this tab's messages are newer
       if (record) Object.assign(answering.conversation.record, entered(record));
       this._renderFrame();
       return;
@@ -127,17 +127,17 @@ export class Chat {
     this._records = this._records.filter((one) => one.id !== id);
     if (record) this._records.push(record);
     this._sort();
-    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // once for many changes
+    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // one rendering for many changes
     else if (record && id === this._conversation.record.id) await this._takeOver(record);
     else if (record) await this.show(id, false);
     else location.hash = "";
   }
 
-  /** Show the open conversation as stored by another tab. A message being edited here stays visible, on whatever branch it is. */
+  /** Show the open conversation as another tab has stored it. If a message is being edited here, its branch stays visible. */
   async _takeOver(record) {
     const round = (this._round = (this._round ?? 0) + 1);
     const conversation = new Conversation(record, await this._messages(record.id));
-    if (round !== this._round || this._answerings.has(record.id)) return; // superseded, or being answered here
+    if (round !== this._round || this._answerings.has(record.id)) return; // superseded by a later call, or this tab receives an answer
     const edited = conversation.messages.get(this._thread.edited?.id);
     if (edited && !conversation.path.includes(edited)) conversation.select(edited);
     this._conversation = conversation;
@@ -163,7 +163,7 @@ export class Chat {
   _connect() {
     addEventListener("hashchange", () => this.show(location.hash.slice(1)));
     document.querySelector(".skip").onclick = (event) => {
-      event.preventDefault(); // the URL's fragment is the conversation id
+      event.preventDefault(); // the default would replace the URL's fragment, the conversation id
       byId("input").focus();
     };
     byId("new").onclick = () => this.openNew();
@@ -191,7 +191,7 @@ export class Chat {
     return messages;
   }
 
-  /** A new record, with the settings made before a reload. */
+  /** Make the record of a new conversation, with the settings that were entered before a reload. */
   _fresh(model) {
     return Object.assign(newRecord(model), this._presets.forNew, JSON.parse(this._preferences.draft(NEW_SETTINGS) || "{}"));
   }
@@ -202,7 +202,7 @@ export class Chat {
   }
 
   async _send(text, attachments) {
-    await this._started; // the user may send before loading has ended
+    await this._started; // the user may send a message before loading has ended
     const conversation = this._conversation;
     const parent = conversation.path.at(-1)?.id ?? null;
     const message = conversation.add("user", parent, attachments.length ? { content: text, attachments } : { content: text });
@@ -238,7 +238,7 @@ export class Chat {
     if (document.activeElement === document.body) this.composer.focus(); // the pressed button was removed
   }
 
-  /** Stop sending the messages before `first`; `summary` replaces them if not empty. An answer that failed by the context length is requested again. */
+  /** Leave the messages before `first` out of later requests; `summary` replaces them if not empty. An answer that failed because of the context length is requested again. */
   async _leaveOut(conversation, first, summary) {
     const failed = contextUse(conversation, this._model()?.max_model_len)?.overflows && conversation.path.at(-1);
     first.begins = { summary };
@@ -277,7 +277,7 @@ export class Chat {
   async _accompany(answering, question) {
     const { conversation, message } = answering, { record } = conversation;
     const isNew = !this._record(record.id);
-    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // replaces the record stored by another tab
+    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // another tab may have stored another record of it
     if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
       this.composer.open(record.id);
@@ -298,7 +298,7 @@ export class Chat {
     answering.addEventListener("wait", () => {
       draw();
       const { waitsFor } = answering;
-      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(explainWait(waitsFor, this._preferences)); // other waits are in the banner
+      if (["busy", "limited"].includes(waitsFor?.kind)) this._say(explainWait(waitsFor, this._preferences)); // the banner shows other waits
     });
     answering.addEventListener("unsaved", () => this._storageFailed());
     await answering.run();
@@ -333,7 +333,7 @@ export class Chat {
     const answering = this._answerings.get(id);
     this._wishes.delete(id);
     answering?.stop();
-    await answering?.finished; // its last save must precede the deletion
+    await answering?.finished; // the answer's last save must come before the deletion
     await this._store.remove(id);
     this._tell(id);
     this._records = this._records.filter((one) => one.id !== id);
@@ -392,7 +392,7 @@ export class Chat {
   }
 }
 
-/** Fields of a record that the user can edit. */
+/** The fields of a record that the user can edit, with their values. */
 function entered({ title, named, model, system, settings }) {
   return { title, named, model, system, settings };
 }

@@ -1,4 +1,4 @@
-// Frame of a code block: language, copy button, preview.
+// Frame around a code block, with its language, a copy button and a preview button.
 
 import { copy } from "./clipboard.js";
 import { icon } from "./icon.js";

@@ -51,7 +51,7 @@ export class Composer {
     this.focus();
   }
 
-  /** While an answer is generated, the send button becomes the stop button. */
+  /** Show the stop button in place of the send button while an answer is generated. */
   set answering(value) {
     const focused = [byId("send"), byId("stop")].includes(document.activeElement);
     this._answering = value;
@@ -62,7 +62,7 @@ export class Composer {
   }
 
   focus() {
-    if (matchMedia("(pointer: fine)").matches) this._input.focus(); // on touch screens the keyboard would open
+    if (matchMedia("(pointer: fine)").matches) this._input.focus(); // not on touch screens, where the keyboard would open
   }
 
   _send() {

@@ -7,8 +7,8 @@ const KEPT = 0.5; // fraction of the context to keep when dropping messages
 const OVERFLOW = "context_length_exceeded";
 
 /**
- * Tokens of a conversation by the usage of its last answer; null without usage.
- * @param {number|undefined} length length context length, in tokens
+ * Use of the context by a conversation, from the `usage` of its last answer; null without `usage`.
+ * @param {number|undefined} length context length, in tokens
  * @returns {{used: number, length: number, overflows: boolean}|null} overflows: the last request was rejected because of the context length
  */
 export function contextUse({ path }, length) {
@@ -20,14 +20,15 @@ export function contextUse({ path }, length) {
   return { used: Math.min(length, told.usage.prompt_tokens + told.usage.completion_tokens), length, overflows: false };
 }
 
-/** Key of the messages sent: requests that dropped different messages have different keys. @param {object[]} part messages sent */
+/** Key of the messages in a request, to compare it with another: the key differs if other messages were dropped. @param {object[]} part messages sent */
 export function beginOf(part) {
   return part[0]?.begins ? part[0].id : null;
 }
 
 /**
- * Split of a conversation that frees half of the context: messages to drop, and the first one to keep.
- * @returns {{before: object[], first: object}|null} null with a single question
+ * Split of a conversation that frees half of the context: the messages to drop (`before`), and the first message to
+ *   keep.
+ * @returns {{before: object[], first: object}|null} null if there is only one question
  */
 export function cutOf(conversation, { used, length }) {
   const part = sentPart(conversation.path);

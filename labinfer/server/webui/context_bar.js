@@ -47,7 +47,7 @@ export class ContextBar {
     Object.assign(this, { _abort: abort, _trouble: "" });
     this._again();
     const id = newId();
-    abort.signal.onabort = () => this._api.cancel(id).catch(() => {}); // the connection's end ends it, too
+    abort.signal.onabort = () => this._api.cancel(id).catch(() => {}); // a failure is ignored: closing the connection cancels the request, too
     const messages = [...asMessages(before, ""), { role: "user", content: this._words.summaryAsk }];
     const body = { messages, model: record.model, temperature: 0, max_tokens: SUMMARY_TOKENS };
     let summary = "", trouble = "";

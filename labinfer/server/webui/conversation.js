@@ -4,7 +4,7 @@ import { newId } from "./identity.js";
 
 const TITLE_LENGTH = 60;
 
-/** A new record for the store. @param {string} model name of the model; "" for the server's default */
+/** Make the record of a new conversation, for the store. @param {string} model name of the model; "" for the server's default */
 export function newRecord(model = "") {
   const now = Date.now();
   return { id: newId(), title: "", named: false, created: now, updated: now, leaf: null, model, system: "", settings: {} };
@@ -12,7 +12,7 @@ export function newRecord(model = "") {
 
 export class Conversation {
   /**
-   * @param {object} record from the store
+   * @param {object} record the conversation's record in the store
    * @param {object[]} messages all messages of the conversation
    */
   constructor(record, messages = []) {
@@ -66,7 +66,7 @@ export class Conversation {
     return subtree;
   }
 
-  /** Remove a message and its descendants; shows another version of it, or else its parent. @returns {object[]} removed messages */
+  /** Remove a message and its descendants, and show another version of the message, or else its parent. @returns {object[]} removed messages */
   remove(message) {
     const gone = this.under(message), { path } = this;
     for (const { id } of gone) this.messages.delete(id);
@@ -79,7 +79,7 @@ export class Conversation {
   }
 }
 
-/** Copy the path up to a message as a new record with its messages. @param {(title: string) => string} entitle makes the new title */
+/** Copy the path up to a message as a new conversation: its record and messages. @param {(title: string) => string} entitle makes the new title */
 export function forkOf({ record, path }, message, entitle) {
   const { title, model, system, settings } = record;
   const copy = { ...newRecord(model), title: entitle(title), named: true, system, settings: structuredClone(settings) };

@@ -9,7 +9,8 @@ let count = 0; // for unique ids
  * Show a dialog. Enter in a text field presses the primary button.
  * @param {string} title
  * @param {(Node|string)[]} content
- * @param {{label: string, primary?: boolean, danger?: boolean, run: () => (boolean|void)}[]} buttons buttons the dialog stays open if `run` returns false
+ * @param {{label: string, primary?: boolean, danger?: boolean, run: () => (boolean|void)}[]} buttons the dialog stays
+ *   open if `run` returns false
  */
 export function openDialog(title, content, buttons, closeLabel) {
   const id = `dialog-${++count}`;

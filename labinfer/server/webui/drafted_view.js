@@ -1,4 +1,4 @@
-// DraftedView: tokens of an answer, accepted draft tokens marked; also during generation.
+// DraftedView: the tokens of an answer, in which accepted draft tokens are marked; also during generation.
 
 import { make, setText } from "./element.js";
 
@@ -11,7 +11,7 @@ export class DraftedView {
     this.element = make("details", { className: "drafted", open: true }, this._title, this._text);
   }
 
-  /** @param {[string, boolean][]} tokens (text, was drafted) pairs; begins with the tokens shown before */
+  /** @param {[string, boolean][]} tokens (text, was drafted) pairs; all tokens so far, beginning with those shown before */
   show(tokens) {
     for (const [text, drafted] of tokens.slice(this._shown)) {
       this._count += drafted;

@@ -1,6 +1,6 @@
 // Files dropped anywhere on the page.
 
-/** @param {HTMLElement} place has a CSS class while files are dragged over the page @param {(files: FileList) => void} ondrop */
+/** @param {HTMLElement} place gets a CSS class while files are dragged over the page @param {(files: FileList) => void} ondrop */
 export function takeDroppedFiles(place, ondrop) {
   const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files");
   const mark = (over) => place.classList.toggle("dropping", over);

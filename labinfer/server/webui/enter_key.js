@@ -1,6 +1,6 @@
 // Meaning of keys in a text field.
 
-/** Whether the key belongs to an input method (IME): Enter accepts a word, Escape cancels it (229 in Safari). @param {KeyboardEvent} event */
+/** Whether an input method (IME) handles the key: Enter accepts its word, Escape cancels it. Safari reports key code 229. @param {KeyboardEvent} event */
 export function composes(event) {
   return event.isComposing || event.keyCode === 229;
 }

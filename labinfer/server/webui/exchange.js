@@ -13,7 +13,8 @@ const listOf = (fits) => (value) => Array.isArray(value) && value.every(fits);
 const object = (value) => value?.constructor === Object;
 const objectOf = (shapes) => (value) => object(value) && Object.entries(shapes).every(([name, fits]) => fits(value[name]));
 
-// Names of fields are part of saved conversations: thoughtMs is the duration of the reasoning.
+// Fields of messages and their types. Their names cannot change, as saved conversations have them: thoughtMs is the
+// duration of the reasoning.
 const MESSAGE_FIELDS = {
   role: text, content: text, reasoning: text, thoughtMs: number, created: number, status: text, finishReason: text, model: text,
   failure: objectOf({ kind: text, message: text }),
@@ -31,14 +32,14 @@ const SETTING_FIELDS = {
   return_drafted: boolean, extra: object,
 };
 
-/** JSON of conversations. @param {{record: object, messages: object[]}[]} conversations */
+/** Export conversations to JSON text. @param {{record: object, messages: object[]}[]} conversations */
 export function toJson(conversations) {
   const list = conversations.map(({ record, messages }) => ({ ...record, messages }));
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations: list }, null, 1);
 }
 
 /**
- * Conversations of an exported file, with new ids, so that none is overwritten.
+ * Import the conversations of an exported file, with new ids, so that none is overwritten.
  * @throws {Error} the text is not an export
  */
 export function fromJson(text) {
@@ -69,7 +70,7 @@ function renewed(given) {
   return { record, messages };
 }
 
-/** The fields of the expected types; others are dropped. */
+/** Copy of an object with only its fields of the expected types. */
 function known(given, shapes) {
   return Object.fromEntries(Object.entries(shapes)
     .filter(([name, fits]) => Object.hasOwn(given, name) && fits(given[name]))

@@ -24,7 +24,7 @@ export function figures(message, words) {
   return nodes;
 }
 
-/** Why there is no answer, or not all of it. @param {object} [failure] undefined where the page was closed */
+/** Text that says why an answer is missing or incomplete. @param {object} [failure] undefined if the page was closed meanwhile */
 export function explain(failure, words) {
   if (!failure) return words.reloaded;
   if (failure.kind === "broken" || failure.kind === "away" || failure.kind === "draining") return words.broken;
@@ -33,13 +33,13 @@ export function explain(failure, words) {
   return words.failed(failure.message);
 }
 
-/** How an answer has ended. */
+/** Text that says how an answer has ended. */
 export function outcome({ status, failure }, words) {
   if (failure) return explain(failure, words);
   return status === "done" ? words.finished : words.reasons[status];
 }
 
-/** Why an answer has not begun. @param {import("./api.js").ApiFailure} failure that passes @param {import("./preferences.js").Preferences} preferences */
+/** Text that says why a request waits. @param {import("./api.js").ApiFailure} failure for which it waits @param {import("./preferences.js").Preferences} preferences */
 export function explainWait({ kind, retryAfter }, { words, key }) {
   if (kind === "busy") return words.busy(retryAfter);
   if (kind === "limited") return words.limited(retryAfter);
@@ -47,7 +47,7 @@ export function explainWait({ kind, retryAfter }, { words, key }) {
   return kind === "draining" ? words.draining : words.away;
 }
 
-/** A time for people. */
+/** A duration as text. */
 export function duration(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
 }

@@ -20,7 +20,7 @@ import yaml from "./vendor/highlight/languages/yaml.min.js";
 const LANGUAGES = { bash, c, cpp, css, diff, go, java, javascript, json, python, rust, sql, typescript, xml, yaml };
 for (const [name, language] of Object.entries(LANGUAGES)) hljs.registerLanguage(name, language);
 
-/** HTML with classes `hljs-…`; "" for an unknown language. */
+/** HTML of `code` with classes `hljs-…`; "" if the language is unknown. */
 export function highlight(code, language) {
   return hljs.getLanguage(language) ? hljs.highlight(code, { language, ignoreIllegals: true }).value : "";
 }

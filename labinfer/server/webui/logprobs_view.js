@@ -2,7 +2,7 @@
 
 import { make } from "./element.js";
 
-const LEVELS = [0.9, 0.6, 0.3, 0.1]; // minimum probabilities of levels 0 to 3; level 4 is below
+const LEVELS = [0.9, 0.6, 0.3, 0.1]; // minimum probabilities of colour levels 0 to 3; others have level 4
 
 /** @param {{token: string, logprob: number, top: [string, number][]}[]} logprobs */
 export function logprobsView(logprobs, words) {
@@ -21,7 +21,7 @@ export function logprobsView(logprobs, words) {
   }
 
   text.onmouseover = ({ target }) => point(tokens.indexOf(target));
-  text.onclick = ({ target }) => point(tokens.indexOf(target)); // touch screens do not hover
+  text.onclick = ({ target }) => point(tokens.indexOf(target)); // for touch screens, which have no hover
   text.onkeydown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;

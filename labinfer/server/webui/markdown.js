@@ -26,7 +26,7 @@ const marked = new Marked({
       const colored = (text.length < LONG_CODE && highlight(text, language)) || escape(text);
       return `<pre data-language="${language}"><code>${colored}\n</code></pre>`;
     },
-    heading({ tokens, depth }) { // h1 and h2 are the page's
+    heading({ tokens, depth }) { // h1 and h2 are reserved for the page
       const tag = `h${Math.min(6, depth + 2)}`;
       return `<${tag}>${this.parser.parseInline(tokens)}</${tag}>`;
     },
@@ -34,7 +34,7 @@ const marked = new Marked({
       const shown = text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
       return block && shown.trim() && !shown.includes("<") ? `<p>${shown}</p>` : shown; // all HTML was escaped
     },
-    image({ href, text }) { // only data URLs: nothing is fetched from other servers
+    image({ href, text }) { // only data URLs, so that nothing is fetched from other servers
       if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;
       return `<a href="${escape(href)}">${escape(text || href)}</a>`;
     },
@@ -49,7 +49,7 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
     node.setAttribute("target", "_blank");
     node.setAttribute("rel", "noopener noreferrer nofollow");
   }
-  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // an answer cannot use the page's classes
+  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // not the page's own classes
   if (colors.length) node.className = colors.join(" ");
   else node.removeAttribute("class");
   if (node.tagName === "IMG" && !node.getAttribute("src")?.startsWith("data:image/")) node.remove();
@@ -71,7 +71,7 @@ function toNodes(html, frameCode) {
     ADD_URI_SAFE_ATTR: NOT_AN_ADDRESS, ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|data:image\/|#)/i,
   });
   for (const pre of nodes.querySelectorAll("pre")) frameCode(pre);
-  for (const table of nodes.querySelectorAll("table")) { // wide tables scroll in a frame
+  for (const table of nodes.querySelectorAll("table")) { // wide tables scroll inside a frame
     const frame = document.createElement("div");
     frame.className = "wide";
     frame.tabIndex = 0; // scrollable by keyboard
@@ -108,10 +108,10 @@ export class GrowingMarkdown {
     this._open = [...this._container.childNodes].slice(before);
   }
 
-  /** The text is complete: render again the blocks that depend on later ones, such as links defined below. */
+  /** Render the complete text once more: blocks may depend on later ones, such as links that are defined below. */
   finish(text) {
     const whole = renderMarkdown(text, this._frameCode);
-    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // by the user
+    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // which blocks the user has opened
     whole.querySelectorAll("details").forEach((one, index) => { one.open = unfolded[index] ?? false; });
     const blocks = [...this._container.children], wanted = [...whole.children];
     if (blocks.length !== wanted.length) this._container.replaceChildren(whole);

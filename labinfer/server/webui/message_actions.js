@@ -5,22 +5,22 @@ import { openDialog } from "./dialog.js";
 import { make } from "./element.js";
 
 export class MessageActions {
-  /** @param {import("./chat.js").Chat} chat @param {import("./preferences.js").Preferences} preferences preferences they keep drafts */
+  /** @param {import("./chat.js").Chat} chat @param {import("./preferences.js").Preferences} preferences store of the edited texts */
   constructor(chat, preferences) {
     Object.assign(this, { _chat: chat, _preferences: preferences });
   }
 
-  /** Message id to its edited text, from when the conversation was last open. */
+  /** Edits that were open when the conversation was last shown: message id to the edited text. */
   edits(conversation) {
     return this._preferences.edits(conversation.record.id);
   }
 
-  /** Keep the text of a message being edited; undefined ends the edit. */
+  /** Store the text of a message being edited; undefined ends the edit. */
   keepEdit(message, text) {
     this._preferences.keepEdit(message, text);
   }
 
-  /** Save an edited message as a new version. A question is answered again. */
+  /** Save an edited message as a new version; an edited question is answered again. */
   async edit(message, text) {
     const { role, parent, attachments, model } = message;
     if (!text.trim()) return;
@@ -31,7 +31,7 @@ export class MessageActions {
     this._chat.keep(conversation, [conversation.add(role, parent, { content: text.trim(), status: "done", edited: true, model })]);
   }
 
-  /** Regenerate an answer, or generate the first one of a question. */
+  /** Regenerate an answer; for a question, generate an answer if it has none. */
   async again(message) {
     const conversation = await this._chat.atRest();
     if (conversation) await this._chat.answer(conversation, message.role === "user" ? message : conversation.messages.get(message.parent));
@@ -69,7 +69,7 @@ export class MessageActions {
     await this._chat.take([{ record, messages }]);
   }
 
-  /** Send the dropped messages before this one again. */
+  /** Include the messages before this one, which were dropped, in requests again. */
   async sendAll(message) {
     delete message.begins;
     this._chat.keep(this._chat.conversation, [message], message);

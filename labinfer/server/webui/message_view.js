@@ -44,7 +44,7 @@ export class MessageView {
     this._showEnd();
   }
 
-  /** The answer has ended. Rendered content stays, with its selection and scroll position. */
+  /** Render the end of an answer. Content that is rendered stays, with its selection and scroll position. */
   finish() {
     if (!this._growing) return this.render();
     this.grow();
@@ -53,7 +53,7 @@ export class MessageView {
     this._showEnd();
   }
 
-  /** Whether the view can stay for this message and its versions; an open editor stays. */
+  /** Whether this view can stay for `message` with these versions, so that nothing is rendered again. An open editor stays. */
   shows(message, siblings) {
     const same = this.isEdited || (message === this.message && siblings.length === this._siblings.length)
       || JSON.stringify([message, siblings.map(({ id }) => id)]) === JSON.stringify([this.message, this._siblings.map(({ id }) => id)]);
@@ -65,14 +65,14 @@ export class MessageView {
     return Boolean(this._body.querySelector(".editing"));
   }
 
-  /** Focus the button of the next or previous version, or else the other one. */
+  /** Focus the button that shows the next or previous version; if it is disabled, the other button. */
   focusBranches(isNext) {
     const [previous, next] = this._foot.querySelectorAll(".branches button");
     const [wanted, other] = isNext ? [next, previous] : [previous, next];
     (wanted.disabled ? other : wanted).focus();
   }
 
-  /** The answer has grown. Called at most once per animation frame. */
+  /** Render an answer that has grown. Called at most once per animation frame. */
   grow() {
     const { reasoning, closed, answer, ms } = reasoningOf(this.message);
     if (!this._growing) {
@@ -187,14 +187,14 @@ export class MessageView {
     return buttons;
   }
 
-  /** Whether an answer is incomplete and can be continued. */
+  /** Whether the message is an incomplete answer that can be continued. */
   get _canGoOn() {
     const { status, finishReason, edited, content, toolCalls } = this.message;
     const isCut = edited || finishReason === "length" || ["stopped", "interrupted", "failed"].includes(status);
     return this.message.role === "assistant" && isCut && !toolCalls && Boolean(content && reasoningOf(this.message).answer.trim());
   }
 
-  /** Note that the messages before this one are not sent, if so. */
+  /** Show a note if the messages before this one are not sent. */
   _cut() {
     const { words, message } = this;
     if (!message.begins) return [];
@@ -219,7 +219,7 @@ export class MessageView {
     };
     const cancel = make("button", { type: "button", onclick: giveUp }, words.cancel);
     area.onkeydown = (event) => {
-      const isLine = isAnswer && !event.ctrlKey && !event.metaKey; // an answer has several lines
+      const isLine = isAnswer && !event.ctrlKey && !event.metaKey; // Enter begins a new line in an answer, which has several
       if (sends(event) && !isLine) { event.preventDefault(); send.click(); }
       if (event.key === "Escape" && !composes(event)) { event.stopPropagation(); cancel.click(); }
     };

@@ -1,8 +1,8 @@
-// Facts about a model beside its name: parameters, dtype and quantization, context length, layout.
+// Text beside a model's name: number of parameters, dtype and quantization, context length, layout.
 
 const UNITS = [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
 
-/** @param {object | undefined} model entry of `/v1/models`; without facts while the model is being loaded @returns {string} */
+/** @param {object | undefined} model entry of `/v1/models`; it has only a name while the model is being loaded @returns {string} */
 export function modelFacts(model, words) {
   const { num_parameters: parameters, stages, max_model_len: length } = model ?? {};
   if (!stages) return "";

@@ -24,7 +24,7 @@ export class Preferences extends EventTarget {
   get key() { return this._get("key"); }
   set key(value) { this._set("key", value.trim()); }
 
-  /** Texts of the page. */
+  /** Texts of the page in the chosen language; see words_en.js. */
   get words() {
     const wanted = this.language || (navigator.languages ?? [navigator.language]).map((tag) => tag.slice(0, 2))
       .find((tag) => tag in LANGUAGES);
@@ -39,10 +39,10 @@ export class Preferences extends EventTarget {
   draft(id) { return this._get(`draft.${id}`); }
   keepDraft(id, text) { this._write(`draft.${id}`, text); }
 
-  /** Message id to its edited text. @param {string} conversation id */
+  /** Open edits of a conversation: message id to the edited text. @param {string} conversation id */
   edits(conversation) { return JSON.parse(this.draft(`${conversation}.edits`) || "{}"); }
 
-  /** @param {string} [text] undefined ends the edit */
+  /** @param {string} [text] edited text; undefined ends the edit */
   keepEdit({ id, conversation }, text) {
     const edits = JSON.stringify({ ...this.edits(conversation), [id]: text });
     this.keepDraft(`${conversation}.edits`, edits === "{}" ? "" : edits);
@@ -70,7 +70,7 @@ export class Preferences extends EventTarget {
     try {
       if (value) this._storage.setItem(`labinfer.${name}`, value);
       else this._storage.removeItem(`labinfer.${name}`);
-    } catch { /* a browser that keeps nothing: it holds until the page is closed nowhere, and nothing breaks */ }
+    } catch { /* the browser stores nothing: the text is lost when the page is closed */ }
   }
 
   _changed() { this.dispatchEvent(new Event("change")); }

@@ -1,4 +1,4 @@
-// Dialog row to choose, save and delete presets.
+// Row of the settings dialog to choose, save and delete presets.
 
 import { choice, field } from "./dialog.js";
 import { make } from "./element.js";
@@ -41,7 +41,7 @@ export function presetRow(presets, words, onchoose, read) {
     name.onkeydown = (event) => {
       if (event.key !== "Enter" || composes(event)) return;
       event.preventDefault();
-      event.stopPropagation(); // it must not press the dialog's button
+      event.stopPropagation(); // otherwise Enter also presses the dialog's button
       end(true);
     };
     place.replaceChildren(field(words.presetName, name), make("button", { type: "button", className: "primary", onclick: () => end(true) }, words.createPreset),

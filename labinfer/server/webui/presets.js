@@ -6,11 +6,11 @@ export class Presets {
     this._preferences = preferences;
   }
 
-  /** Initial system prompt and settings of new conversations; may be empty. */
+  /** System prompt and settings with which new conversations start; may be empty. */
   get forNew() { return structuredClone(this._read().forNew ?? {}); }
   set forNew(chosen) { this._write({ forNew: chosen }); }
 
-  /** Sorted names. @returns {string[]} */
+  /** Names of the presets, sorted. @returns {string[]} */
   get names() { return Object.keys(this._read().named ?? {}).sort((a, b) => a.localeCompare(b)); }
 
   /** @returns {{system: string, settings: object}|undefined} */

@@ -4,7 +4,7 @@ import { reasoningOf } from "./thinking.js";
 
 /**
  * @param {import("./conversation.js").Conversation} conversation
- * @param {object} answer message on the path, to be generated or continued
+ * @param {object} answer message on the shown path that is generated or continued
  */
 export function requestBody({ record, path }, answer, goesOn = false) {
   const before = sentPart(path).filter((_, index, part) => index < part.indexOf(answer) + Number(goesOn));
@@ -16,7 +16,7 @@ export function requestBody({ record, path }, answer, goesOn = false) {
   return body;
 }
 
-/** Messages of a path to send: from the last one whose predecessors were dropped. */
+/** Messages of a path that a request contains: from the last message whose predecessors were dropped. */
 export function sentPart(path) {
   return path.slice(Math.max(0, path.findLastIndex((one) => one.begins)));
 }

@@ -1,6 +1,6 @@
 // File downloads.
 
-const KEPT_MS = 60000; // time for the browser to read the file
+const KEPT_MS = 60000; // time that the browser has to read the file
 
 /** @param {Blob} blob @param {string} name proposed file name */
 export function saveFile(blob, name) {

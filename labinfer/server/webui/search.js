@@ -1,4 +1,4 @@
-// Search: conversations with all words of a query in the title or in one message.
+// Search: finds the conversations that have all words of a query in the title or in one message.
 
 /** @returns {Promise<Set<string>>} conversation ids */
 export async function search(store, text) {

@@ -9,10 +9,10 @@ export class ServerState extends EventTarget {
     this._api = api;
     this._timer = 0;
     this._round = 0;
-    this._waiting = 0; // requests that await the server
-    /** "" if the server is ready, else the kind of an ApiFailure. */
+    this._waiting = 0; // number of requests that wait for the server
+    /** Why the server does not accept requests: the kind of an ApiFailure; "" if it is ready. */
     this.trouble = "";
-    /** Wait that stalls all answers, see `Api.wait`; null if there is none. */
+    /** Wait of the ranks that stalls all answers, see `Api.wait`; null if there is none. */
     this.wait = null;
     this.models = [];
     document.addEventListener("visibilitychange", () => document.hidden || this.check());
@@ -20,7 +20,7 @@ export class ServerState extends EventTarget {
   }
 
   /**
-   * Check now; dispatches "change" if anything has changed.
+   * Check the server now. Dispatches "change" if anything has changed.
    * @param {boolean} fresh whether to list the models again, which requires a valid API key
    */
   async check(fresh = false) {
@@ -44,7 +44,7 @@ export class ServerState extends EventTarget {
     this._timer = setTimeout(() => this.check(), trouble && trouble !== "key" ? OFTEN_MS : SELDOM_MS);
   }
 
-  /** Resolves after `seconds` if the server accepts requests then, else when it does, or when `signal` is aborted. */
+  /** Resolves after `seconds` or, if the server accepts no requests then, when it does again; at once if `signal` is aborted. */
   async until(seconds, signal) {
     const end = Date.now() + seconds * 1000;
     this._waiting += 1;

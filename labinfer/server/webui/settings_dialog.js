@@ -8,13 +8,13 @@ const FIELDS = {
   temperature: [0, 100, 0.05], top_p: [0, 1, 0.05], top_k: [-1, 2 ** 31 - 1, 1], min_p: [0, 1, 0.01], max_tokens: [1, 2 ** 31 - 1, 1],
   repetition_penalty: [0.01, 100, 0.05], presence_penalty: [-2, 2, 0.1], frequency_penalty: [-2, 2, 0.1], seed: [0, 2 ** 53 - 1, 1],
 }; // [minimum, maximum, step]; bounds as in sampling_params.py
-const ABOVE_LEAST = ["top_p"]; // 0 itself is not allowed
+const ABOVE_LEAST = ["top_p"]; // fields whose minimum itself is not allowed
 const WHOLE = ["top_k", "max_tokens", "seed"];
 const TOP_LOGPROBS = [0, 1, 3, 5];
 
 /**
  * @param {object} record the conversation's record
- * @param {object} defaults field to the server's default
+ * @param {object} defaults the server's default of each field
  * @param {import("./presets.js").Presets} presets
  * @param {(chosen: {system: string, settings: object}) => void} onsave
  */
@@ -58,14 +58,14 @@ export function openSettings(record, defaults, presets, words, onsave) {
     if (logprobs.value) chosen.logprobs = Number(logprobs.value);
     if (drafted.checked) chosen.return_drafted = true;
     if (extra.value.trim()) {
-      try { chosen.extra = JSON.parse(extra.value); } catch { /* told below */ }
+      try { chosen.extra = JSON.parse(extra.value); } catch { /* the error is shown below */ }
       if (chosen.extra?.constructor !== Object) return tell({ control: extra, why: words.extraWrong });
     }
     tell(null);
     return { system: system.value.trim(), settings: chosen };
   }
 
-  /** Show an error at its control; null shows none. */
+  /** Show an error at the control with the invalid value; null clears it. */
   function tell(now) {
     refused?.control.removeAttribute("aria-invalid");
     refused = now;

@@ -23,9 +23,9 @@ export class Sidebar {
     };
     this._search.onkeydown = (event) => {
       if (event.key !== "Escape" || !this._search.value) return;
-      event.stopPropagation(); // it must only clear the search
+      event.stopPropagation(); // Escape must only clear the search
       if (composes(event)) return;
-      this.endSearch(); // not all browsers clear it
+      this.endSearch(); // not all browsers clear the field at Escape
       this.render(this._records, this._current, this._busy, this._words);
     };
     byId("open-sidebar").onclick = () => this.toggle();
@@ -43,7 +43,7 @@ export class Sidebar {
     this.show(false);
   }
 
-  /** Open or close the sidebar on a narrow screen; a wide one shows it unless collapsed. */
+  /** Open or close the sidebar of a narrow screen; on a wide screen it is visible unless collapsed. */
   show(open, giveFocusBack = false) {
     const narrow = this._narrow.matches, folded = !narrow && Boolean(this._preferences.kept("folded"));
     document.body.classList.toggle("sidebar-open", narrow && open);
@@ -80,7 +80,7 @@ export class Sidebar {
   render(records, current, busy, words) {
     const opened = current !== this._current;
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
-    if (this._renaming) return; // rendered when renaming ends
+    if (this._renaming) return; // the list is rendered when renaming ends
     const focused = document.activeElement.closest("#conversations li");
     const button = focused && [...focused.querySelectorAll("button")].indexOf(document.activeElement);
     const shown = records.filter(({ id }) => !this._matches || this._matches.has(id));
@@ -152,7 +152,7 @@ export class Sidebar {
   /** Focus a button of a conversation, or "New chat" if it was deleted. */
   _giveFocusBack(id, button) {
     const buttons = this._place(id)?.querySelectorAll("button") ?? [byId("new")];
-    buttons[0].focus(); // the focus shows the other buttons
+    buttons[0].focus(); // focused first, which makes the other buttons visible
     buttons[button]?.focus();
   }
 
@@ -166,6 +166,6 @@ export class Sidebar {
       { label: words.cancel, run() {} },
       { label: words.remove, danger: true, run: () => { this._actions.remove(record.id); } },
     ], words.close);
-    dialog.addEventListener("close", () => this._giveFocusBack(record.id, TRASH)); // hidden while the dialog is open
+    dialog.addEventListener("close", () => this._giveFocusBack(record.id, TRASH)); // the button is hidden while the dialog is open
   }
 }

@@ -20,7 +20,7 @@ export class Store {
       request.result.createObjectStore("attachments"); // key: conversation id
     };
     const database = await done(request);
-    database.onversionchange = () => database.close(); // lets a newer page in another tab upgrade
+    database.onversionchange = () => database.close(); // a newer page in another tab can then upgrade the database
     return new Store(database);
   }
 
@@ -58,7 +58,7 @@ export class Store {
     return done(this._write("messages").put(message));
   }
 
-  /** Save records and messages in one transaction. */
+  /** Save records of conversations and messages in one transaction. */
   async saveAll(conversations, messages) {
     const transaction = this._database.transaction(["conversations", "messages"], "readwrite");
     for (const one of conversations) transaction.objectStore("conversations").put(one);
@@ -82,7 +82,7 @@ export class Store {
     await Promise.all(keys.map((key) => done(messages.delete(key))));
   }
 
-  /** Call `look` with every message of every conversation. */
+  /** Call `look` with each message of all conversations. */
   async everyMessage(look) {
     const cursor = this._read("messages").openCursor();
     await new Promise((resolve, reject) => {

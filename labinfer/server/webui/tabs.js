@@ -1,10 +1,10 @@
-// Tabs: messages between tabs with the same conversations.
+// Tabs: tells other tabs of this browser, which share the stored conversations, of changes.
 
 const CHANNEL = "labinfer";
 
 export class Tabs {
   /**
-   * @param {() => Iterable<string>} answering answering ids of the conversations that this tab gets answers for
+   * @param {() => Iterable<string>} answering returns the ids of conversations for which this tab receives answers
    * @param {(id: string) => void} onchange called when another tab has changed or deleted a conversation
    */
   constructor(answering, onchange) {
@@ -21,7 +21,7 @@ export class Tabs {
     this._channel.postMessage({ asks: true });
   }
 
-  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab gets an answer for it */
+  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab receives an answer for it */
   tell(id, answering) {
     this._channel.postMessage({ id, answering });
   }

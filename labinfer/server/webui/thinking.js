@@ -1,5 +1,5 @@
-// Reasoning of a model. The server separates it from the answer; if it does not know the model's format, the text has
-// <think> and </think>, of which some chat templates contain the first.
+// Reasoning of a model. The server separates it from the answer, unless it does not know the model's format: then the
+// text contains <think> and </think>. Some chat templates contain the <think>, so that only </think> is in the text.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";

@@ -2,34 +2,34 @@
 
 import { MessageView } from "./message_view.js";
 
-const AT_ONCE = 12; // messages rendered per piece
+const AT_ONCE = 12; // number of messages that are rendered at a time
 const PIECE_MS = 12;
-const NEAR_END = 80; // pixels
+const NEAR_END = 80; // maximum distance from the end, in pixels, that counts as the end
 
 export class ThreadView {
   /** @param {HTMLElement} scroller @param {HTMLElement} list inside `scroller` @param {HTMLElement} toEnd button */
   constructor(scroller, list, toEnd, actions) {
     Object.assign(this, { _scroller: scroller, _list: list, _toEnd: toEnd, _actions: actions });
     this._views = new Map();
-    this._pending = []; // messages not rendered yet, before the rendered ones
+    this._pending = []; // first messages, which are not rendered yet
     this._follows = true;
     this._top = 0; // last scroll position
     scroller.addEventListener("scroll", () => {
-      const up = scroller.scrollTop < this._top; // by the user, or because the content became shorter
+      const up = scroller.scrollTop < this._top; // scrolled by the user, or the content became shorter
       this._top = scroller.scrollTop;
       this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < (up ? 1 : NEAR_END);
       toEnd.hidden = this._follows;
     }, { passive: true });
     toEnd.onclick = () => {
       this.toEnd();
-      scroller.focus(); // the focused button is hidden
+      scroller.focus(); // the button that has the focus gets hidden
     };
-    const resized = new ResizeObserver(() => this._follow()); // the window, or a formula rendered later
+    const resized = new ResizeObserver(() => this._follow()); // of the window, or of a formula that is rendered later
     resized.observe(scroller);
     resized.observe(list);
   }
 
-  /** Show a conversation, from its end. */
+  /** Show a conversation, scrolled to its end. */
   open(conversation, words) {
     this._words = words;
     this._conversation = conversation;
@@ -66,7 +66,7 @@ export class ThreadView {
     }
   }
 
-  /** The message being edited; undefined if none. */
+  /** The message that is being edited; undefined if there is none. */
   get edited() {
     return [...this._views.values()].find((view) => view.isEdited)?.message;
   }
@@ -76,7 +76,7 @@ export class ThreadView {
     return this._views.get(message.id);
   }
 
-  /** Run a change of the page; a view scrolled to the end stays there. */
+  /** Run `change`, which changes the content. If the end is in view, it stays in view. */
   update(change) {
     change();
     this._follow();

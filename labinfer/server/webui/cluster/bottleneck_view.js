@@ -1,4 +1,4 @@
-// BottleneckView: the bottleneck report in a sentence, and what to try.
+// BottleneckView: the bottleneck report as a sentence, and advice.
 
 import { byId, setText } from "../element.js";
 import { duration, percent, short, timeOfDay } from "./units.js";
@@ -25,12 +25,12 @@ export function bottleneckText({ bound, stages, busiest, lead, running, stage_la
   });
 }
 
-/** Two digits suffice to compare. */
+/** Number as text with two digits, which suffice for a comparison. */
 function milliseconds(seconds) {
   return `${Number((seconds * 1000).toPrecision(2))} ms`;
 }
 
-/** What to try. If a resource is full, more concurrent requests would only wait. */
+/** Advice against the bottleneck. If a resource is full, it is not more concurrent requests, as they would only wait. */
 export function adviceText({ bound, stages, busiest, move_to, full }, words) {
   const { tries } = words, more = full ? "" : tries.requests;
   const first = {

@@ -3,7 +3,7 @@
 import { intersection, total, union } from "./intervals.js";
 
 const COMPUTING = new Set(["prepare", "run", "sample"]);
-const JOIN_US = 20e3; // shorter gaps between steps count as time with work
+const JOIN_US = 20e3; // gaps between steps up to this count as time with work
 
 /** Whether a slice of this name is compute; all other time with work is a bubble. */
 export function computes(name) {

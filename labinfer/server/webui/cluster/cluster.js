@@ -1,4 +1,4 @@
-// Cluster: the whole cluster page, with the model, the selected step, and whether the timeline is paused.
+// Cluster: the whole cluster page. It holds the chosen model, the selected step, and whether the timeline is paused.
 
 import { byId, make, setText } from "../element.js";
 import { icon } from "../icon.js";
@@ -20,12 +20,12 @@ import { Timeline } from "./timeline.js";
 import { duration, grouped, percent, timeOfDay } from "./units.js";
 import { BottleneckView } from "./bottleneck_view.js";
 
-const PAUSE_MS = 1600; // time without work before the page says idle: the last steps arrive up to this much after the last stats
-const MOVE_MS = 5000; // interval of chart updates without stats, and of polling expert loads
+const PAUSE_MS = 1600; // time without work after which the page says idle: the last steps may arrive this much later than the last stats
+const MOVE_MS = 5000; // interval of chart updates while no stats come, and of polling expert loads
 const ASK_MS = 1000; // polling interval of open requests while there is work
-const ENOUGH_STEPS = 5; // minimum steps for choosing the time span
+const ENOUGH_STEPS = 5; // minimum number of recorded steps for an automatic choice of the time span
 const MINUTE_US = 60e6;
-const RANGES = [5, 15, 60]; // of the history, in minutes
+const RANGES = [5, 15, 60]; // selectable lengths of the history, in minutes
 
 export class Cluster {
   constructor(api, serverState, preferences) {
@@ -36,9 +36,9 @@ export class Cluster {
     this._connection = "connecting"; // or "open", or "lost"
     this._failure = ""; // error of a lost connection, unless the banner shows it
     this._isRunning = false; // whether a request runs or waits, by the latest stats
-    this._isQuiet = true; // no work for `PAUSE_MS`
+    this._isQuiet = true; // whether there was no work for `PAUSE_MS`
     this._hadTrouble = false;
-    this._pausedBy = ""; // "user", or "reader" while a step is selected or the table is open
+    this._pausedBy = ""; // "user", or "reader" while a step is selected or the table is open; "" if not paused
     this._spanIsChosen = false; // whether the user has chosen the time span
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
@@ -53,7 +53,7 @@ export class Cluster {
     this._machines = new MachinesView(byId("machines"));
     this._bottleneck = new BottleneckView();
     this._requests = new RequestsView(byId("requests"), (id) => this._cancel(id));
-    this._open = { data: [], total: 0, running: 0 }; // requests
+    this._open = { data: [], total: 0, running: 0 }; // open requests, as in `/v1/requests`
     this._experts = new ExpertsView(byId("experts"));
     this._step = new StepView(byId("step"), (step) => this._select(step));
     this._steps = new StepsView(byId("steps"), (step) => this._showFromTable(step), () => this._read());
@@ -114,14 +114,14 @@ export class Cluster {
     setInterval(() => this._connection === "open" && !this._isQuiet && this._askForRequests(), ASK_MS);
   }
 
-  /** Update what changes without events: the charts' time axis and the expert loads. */
+  /** Update the values that change without events: the charts' time axis and the expert loads. */
   _move() {
     this._charts.render(this._words);
     this._ranks.update(this._words);
     if (!this._isQuiet) this._askForLoads();
   }
 
-  /** Poll expert loads, which are not in events; called while there is work, and once after it. */
+  /** Poll the expert loads, which events do not have. Called while there is work, and once after it. */
   async _askForLoads() {
     if (!this._cluster?.experts?.length) return;
     const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // the feed reports a lost connection
@@ -145,7 +145,7 @@ export class Cluster {
     this._requests.render(this._open, (id) => this._timeline.promptTokens(id), this._words);
   }
 
-  /** Follow the events while the page is visible and not paused. */
+  /** Connect to the events if the page is visible and not paused, else disconnect. */
   _follow() {
     const wanted = !document.hidden && !this._pausedBy;
     if (!wanted) this._connection = "connecting";
@@ -179,7 +179,7 @@ export class Cluster {
     byId("step").firstElementChild.scrollIntoView({ block: "nearest" });
   }
 
-  /** Pause while the user reads: rows that change twice a second can neither be clicked nor focused. */
+  /** Pause while a step is selected or the table is open: rows that change twice a second can neither be clicked nor focused. */
   _read() {
     if (this._gantt.selected >= 0 || (this._steps.isOpen && !this._timeline.isEmpty)) this._pause("reader");
     else if (this._pausedBy === "reader") this._resume();
@@ -228,7 +228,7 @@ export class Cluster {
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
-      if (this._steps.isOpen) this._read(); // the table was opened while empty
+      if (this._steps.isOpen) this._read(); // the table is open, but was empty until now
       if (event.steps.length) this._worked(); // a short request may end before any stats show it
     }
   }
@@ -241,7 +241,7 @@ export class Cluster {
     this._serverState.check(true); // shows the reason in the banner
   }
 
-  /** There is or was work. A long step may send no events for a long time. */
+  /** Note that there is or was work. A long step may send no events for a long time. */
   _worked() {
     clearTimeout(this._timer);
     this._setQuiet(false);
@@ -268,7 +268,7 @@ export class Cluster {
   async _download() {
     const button = byId("download");
     if (button.ariaBusy === "true") return;
-    button.ariaBusy = "true"; // not disabled: that would take the focus away
+    button.ariaBusy = "true"; // not disabled: a disabled button loses the focus
     byId("download-failed").textContent = "";
     try {
       saveFile(await this._api.clusterTrace(this._model), "labinfer-trace.json");
@@ -326,7 +326,7 @@ export class Cluster {
     byId("nothing").textContent = this._cluster ? words.nothingYet : words.states[state];
   }
 
-  /** Describe the timeline's view in text. */
+  /** Describe the visible part of the timeline in text. */
   _drawn({ begin, steps, overall }) {
     const words = this._words;
     byId("nothing").hidden = !this._timeline.isEmpty;
@@ -339,7 +339,7 @@ export class Cluster {
   }
 }
 
-/** Key of the timeline's rows; recorded steps are dropped when it changes. */
+/** Key of the timeline's rows (ranks and stages); recorded steps are dropped when it changes. */
 function rowsOf({ model, ranks }) {
   return JSON.stringify([model, ...ranks.map(({ rank, stage, first_layer, num_layers }) => [rank, stage, first_layer, num_layers])]);
 }

@@ -5,7 +5,7 @@ import { byId } from "../element.js";
 import { bytes, duration, grouped, percent, short } from "./units.js";
 
 const MIN_CELL = 3, MAX_CELL = 18; // CSS pixels
-const FULL = 3; // multiple of the layer's mean with the full colour
+const FULL = 3; // multiple of the layer's mean from which a cell has the full colour
 
 export class ExpertsView {
   /** @param {HTMLElement} section hidden without experts */
@@ -53,7 +53,7 @@ export class ExpertsView {
     });
   }
 
-  /** Describe the cell under the pointer. */
+  /** Show the values of the cell under the pointer. */
   _point({ offsetX, offsetY }) {
     const item = this._layers[Math.floor(offsetY / this._cell[1])], expert = Math.floor(offsetX / this._cell[0]);
     if (!item || expert >= item.tokens.length) return;

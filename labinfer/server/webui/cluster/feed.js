@@ -1,4 +1,4 @@
-// Feed: event stream of a model; reconnects by itself.
+// Feed: receives the event stream of a model, and reconnects when the connection is lost.
 
 import { ApiFailure } from "../api.js";
 
@@ -7,7 +7,7 @@ const RETRY_MS = 2000;
 export class Feed {
   /**
    * @param {import("../api.js").Api} api
-   * @param {object} handlers opened(cluster), news(event), closed(failure) for a lost connection
+   * @param {object} handlers callbacks: opened(cluster), news(event), closed(failure) when the connection is lost
    */
   constructor(api, handlers) {
     Object.assign(this, { _api: api, _handlers: handlers });
@@ -15,7 +15,7 @@ export class Feed {
     this._running = null; // AbortController of the running stream
   }
 
-  /** Follow a model; "" stops. */
+  /** Receive the events of a model; "" stops. */
   follow(model) {
     if (model === this._model) return;
     this._model = model;

@@ -8,7 +8,7 @@ import { duration } from "./units.js";
 const COLOURS = ["prefill", "decode", "mixed", "unknown", "on-step", "bubble", "missing", "wait", "line", "soft", "text", "ground"];
 const LABEL_PX = 11;
 const LABEL_ROOM = 6; // minimum room around a label, in pixels
-const DIGIT_PX = 6; // minimum width of a digit: narrower slices are not measured, which would take longer than drawing
+const DIGIT_PX = 6; // minimum width of a digit; the text of narrower slices is not measured, as measuring is slower than drawing
 const ROUND_PX = 8; // narrower steps have square corners
 const MARK_PX = 110; // approximate distance of two axis marks
 const PATTERN_PX = 5; // narrower steps have no pattern
@@ -87,7 +87,7 @@ export class GanttPainter {
     for (const [begin, end] of intervals) this._context.fillRect(scale.x(begin), row.top, scale.length(end - begin), row.height);
   }
 
-  /** Draw compute. */
+  /** Draw a slice of compute as a bar with the step's number. */
   _block(row, scale, { name, begin, end, step }, kind, isSelected) {
     const draw = this._context, whole = scale.length(end - begin);
     const x = scale.x(begin), width = whole > 4 ? whole - 1 : whole; // leaves a gap between neighbours
@@ -115,7 +115,7 @@ export class GanttPainter {
     const text = [String(step), `…${String(step).slice(-2)}`].find((one) => draw.measureText(one).width + LABEL_ROOM <= right - left);
     if (!text) return;
     const room = draw.measureText(text).width + LABEL_ROOM, middle = (left + right) / 2;
-    if (pattern) { // label on a plain background
+    if (pattern) { // a plain background for the label
       draw.fillStyle = this._colour[kind];
       draw.fillRect(middle - room / 2 + 1, y + height / 2 - LABEL_PX / 2 - 2, room - 2, LABEL_PX + 4);
     }
@@ -123,7 +123,7 @@ export class GanttPainter {
     draw.fillText(text, middle, y + height / 2 + 0.5);
   }
 
-  /** Draw work outside the model as a thin line, waits as a dotted one. */
+  /** Draw a slice of work outside the model as a thin line, a wait as a dotted line. */
   _line(row, scale, { name, begin, end }) {
     const draw = this._context, y = Math.round(row.top + row.height / 2) + 0.5, waits = name.startsWith("wait");
     if (scale.length(end - begin) < 0.5) return;

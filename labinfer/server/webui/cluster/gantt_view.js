@@ -9,7 +9,7 @@ import { percent } from "./units.js";
 
 const DRAG_PX = 6; // a shorter movement is a click
 const HOVER_PX = 14; // distance of the tooltip from the pointer
-const FAR = 10; // steps of Page Up and Page Down
+const FAR = 10; // number of steps that Page Up and Page Down move the selection
 
 export class GanttView {
   /**
@@ -17,13 +17,14 @@ export class GanttView {
    * @param {HTMLElement} names row names
    * @param {HTMLElement} hover tooltip
    * @param {import("./timeline.js").Timeline} timeline
-   * @param {object} actions hold(): pause; select(step): -1 for none; drawn(picture): the current view
+   * @param {object} actions callbacks: hold() when the user pauses; select(step), -1 for none; drawn(picture) after
+   *   each drawing
    */
   constructor(canvas, names, hover, timeline, actions) {
     Object.assign(this, { _canvas: canvas, _names: names, _hover: hover, _timeline: timeline, _actions: actions });
     this._painter = new GanttPainter(canvas);
     this._layout = layOut([]);
-    this._shares = new Map(); // rank to the element with its bubble share
+    this._shares = new Map(); // elements with the bubble share, by rank
     this._span = SPANS[2];
     this._selected = -1;
     this._heldEnd = null; // end of a paused view; null while following events
@@ -37,7 +38,7 @@ export class GanttView {
   /** Visible time span, in microseconds. */
   get span() { return this._span; }
   set span(value) {
-    if (this._heldEnd !== null) this._heldEnd = this._clamp(this._heldEnd + (value - this._span) / 2); // keeps the middle
+    if (this._heldEnd !== null) this._heldEnd = this._clamp(this._heldEnd + (value - this._span) / 2); // keeps the middle of the view
     this._span = value;
     this.select(this._selected);
   }
@@ -50,12 +51,12 @@ export class GanttView {
 
   get selected() { return this._selected; }
 
-  /** Pause. */
+  /** Pause: keep the view at its current end. */
   hold() {
     this._heldEnd ??= this._timeline.end;
   }
 
-  /** Follow the events. */
+  /** End a pause: follow the events again. */
   release() {
     this._heldEnd = null;
     this.render();
@@ -68,7 +69,7 @@ export class GanttView {
     if (step >= 0 && slices.length) {
       const begin = Math.min(...slices.map((slice) => slice.begin)), end = Math.max(...slices.map((slice) => slice.end));
       const [from, to] = this.inView;
-      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // its beginning is visible
+      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // a step longer than the view: show its beginning
       else if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
     }
     this.render();
@@ -151,7 +152,7 @@ export class GanttView {
   _onPointer(event) {
     if (event.button !== 0) return;
     const startX = event.clientX, [, startEnd] = this.inView;
-    const pressed = this._stepAt(event.offsetX, event.offsetY); // the view may have scrolled before pointer-up
+    const pressed = this._stepAt(event.offsetX, event.offsetY); // taken now, as the view may scroll before pointer-up
     let drags = false;
     this._canvas.setPointerCapture(event.pointerId);
     this._canvas.onpointermove = ({ clientX }) => {

@@ -9,10 +9,10 @@ const NEAR_PX = 5;
 /** Selectable time spans. */
 export const SPANS = [20e3, 50e3, 200e3, 1e6, 5e6, 30e6];
 const STEP_PX = 28; // minimum width of a typical step
-const NEAR = 1.25; // hysteresis: factor before the span changes
+const NEAR = 1.25; // hysteresis: the time span changes only by a larger factor
 
 /**
- * Layout with one row per rank, grouped by stage.
+ * Positions of the timeline's rows, one per rank, grouped by stage.
  * @param {{rank: number, stage: number}[]} ranks
  * @returns {{height: number, stages: {stage: number, top: number}[], rows: {rank: number, stage: number, top: number, height: number}[]}}
  */
@@ -50,7 +50,7 @@ export function marks(span, most) {
   return Array.from({ length: Math.floor(span / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-/** Round `value` up to a round number, for a chart's axis. From 2 on half of it is an integer, too, for counts. */
+/** Round `value` up to a round number for the end of a chart's axis. From 2 on, half of the result is an integer, too, as charts of counts mark the middle. */
 export function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -58,9 +58,9 @@ export function roundUp(value) {
 }
 
 /**
- * Longest span in which single steps are distinguishable.
- * @param {number} stepTime time between steps
- * @param {number} current kept while near the optimum, to avoid oscillation
+ * Longest selectable time span in which single steps are distinguishable.
+ * @param {number} stepTime typical time between steps
+ * @param {number} current current span; kept while it is near the best one, so that the view does not oscillate
  */
 export function fittingSpan(stepTime, width, current) {
   const longest = (stepPx) => SPANS.findLast((span) => span / stepTime * stepPx <= width) ?? SPANS[0];
@@ -76,7 +76,7 @@ export function stepAt(slices, scale, x) {
   let closest = -1, nearest = NEAR_PX;
   for (const { begin, end, step, name } of slices) {
     if (step < 0) continue;
-    const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // prefers work over waits
+    const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // at equal distance, work wins over waits
     if (away < nearest) [closest, nearest] = [step, away];
   }
   return closest;

@@ -3,8 +3,8 @@
 const KEPT_US = 3600e6;
 const FINE_US = 300e6; // age from which points are merged
 const MERGED_US = 10e6; // interval of merged points
-const GAP_US = 4e6; // a longer time that no point covers is a gap in a curve
-const SHORT_US = 900e3; // a rate over less time is noise: its point is merged with the next one
+const GAP_US = 4e6; // longer times without a point are gaps in a curve
+const SHORT_US = 900e3; // a point whose rates cover less time is merged with the next one, as they are noise
 const TICK_US = 500e3; // interval of stats while there is work
 const RATES = ["prompt_tokens_per_second", "generation_tokens_per_second"];
 
@@ -20,7 +20,7 @@ export class History {
   clear() {
     /** Points as in `/v1/cluster`, oldest first. */
     this.points = [];
-    this._zero = 0; // server time at 0 of this page's clock
+    this._zero = 0; // server time at which this page's clock was 0
   }
 
   /**
@@ -85,7 +85,7 @@ export class History {
   }
 }
 
-/** Time since which a point's rates hold. */
+/** Begin of the time that a point's rates cover. */
 function beginOf({ time_us, seconds }) {
   return time_us - seconds * 1e6;
 }
@@ -96,7 +96,7 @@ function isShort(first, second) {
   return between <= GAP_US && (covered < SHORT_US || (between < TICK_US / 2 && covered < 2 * SHORT_US));
 }
 
-/** One point for two consecutive ones: rates over the time of both, all else as in the second. */
+/** Merge two consecutive points: rates cover the time of both, all other values are those of the second. */
 function merge(first, second) {
   const seconds = first.seconds + second.seconds;
   const mean = (figure) => (figure(first) * first.seconds + figure(second) * second.seconds) / seconds;

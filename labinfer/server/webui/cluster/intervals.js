@@ -12,7 +12,7 @@ export function union(intervals, join = 0) {
   return joined;
 }
 
-/** Intersection. */
+/** Intersection of two arrays of intervals. */
 export function intersection(one, other) {
   const overlaps = [];
   for (let i = 0, j = 0; i < one.length && j < other.length;) {
@@ -24,7 +24,7 @@ export function intersection(one, other) {
   return overlaps;
 }
 
-/** Complement within [begin, end]. */
+/** Complement of the intervals within [begin, end]. */
 export function complement(intervals, begin, end) {
   const gaps = [];
   let at = begin;
@@ -37,7 +37,7 @@ export function complement(intervals, begin, end) {
   return gaps;
 }
 
-/** Total length. */
+/** Total length of the intervals. */
 export function total(intervals) {
   return intervals.reduce((sum, [begin, end]) => sum + end - begin, 0);
 }

@@ -9,7 +9,7 @@ export class RanksView {
   /** @param {HTMLElement} place @param {import("./history.js").History} history */
   constructor(place, history) {
     Object.assign(this, { _place: place, _history: history });
-    this._live = new Map(); // rank to the elements of its changing values
+    this._live = new Map(); // elements that show changing values, by rank
   }
 
   /** @param {object} cluster response of `/v1/cluster` */
@@ -63,7 +63,7 @@ function layerNumbers({ first_layer, num_layers }) {
   return num_layers === 1 ? String(first_layer) : `${first_layer}–${first_layer + num_layers - 1}`;
 }
 
-/** Bar with the rank's part of the model's layers. */
+/** Bar that shows which of the model's layers the rank holds. */
 function layerStrip({ first_layer, num_layers }, all) {
   const part = make("span", { className: "bar" });
   part.style.marginLeft = `${first_layer / all * 100}%`;

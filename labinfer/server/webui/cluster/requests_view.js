@@ -10,7 +10,7 @@ export class RequestsView {
   /** @param {HTMLElement} place @param {(id: string) => Promise<void>} cancel */
   constructor(place, cancel) {
     Object.assign(this, { _place: place, _cancel: cancel });
-    this._rows = new Map(); // row key to row; see `render`
+    this._rows = new Map(); // row by row key; see `render`
   }
 
   /**
@@ -21,14 +21,14 @@ export class RequestsView {
     if (this._words !== words) this._begin(words);
     const rows = new Map();
     for (const request of open.data) {
-      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // callers choose ids, which may be equal
+      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // two callers may have chosen the same id
       const row = this._rows.get(name) ?? this._row(request);
       rows.set(name, row);
       this._update(row, request, promptTokens);
     }
     for (const [name, { element }] of this._rows) if (!rows.has(name)) element.remove();
     this._rows = rows;
-    [...rows.values()].forEach(({ element }, n) => { // a moved row would lose the focus
+    [...rows.values()].forEach(({ element }, n) => { // move only if needed: a moved row loses the focus
       if (this._body.children[n] !== element) this._body.insertBefore(element, this._body.children[n] ?? null);
     });
     this._table.hidden = rows.size === 0;
@@ -37,7 +37,7 @@ export class RequestsView {
     this._rest.textContent = rows.size === 0 ? words.noRequests : open.total > rows.size ? words.moreRequests(open.total - rows.size) : "";
   }
 
-  /** Replace the table by an empty one with the words of this language. */
+  /** Replace the table by an empty one, with headers in the chosen language. */
   _begin(words) {
     this._words = words;
     this._rows.clear();
@@ -78,7 +78,7 @@ export class RequestsView {
 
   async _end(button, id) {
     if (button.ariaBusy === "true") return;
-    button.ariaBusy = "true"; // not disabled: that would take the focus away
+    button.ariaBusy = "true"; // not disabled: a disabled button loses the focus
     this._tell("");
     try {
       await this._cancel(id);

@@ -4,10 +4,10 @@ import { byId, make } from "../element.js";
 import { table } from "./table.js";
 import { duration, percent, short } from "./units.js";
 
-const SLOW = 1.5; // slowdown since startup above which a stage is red; a slow stage of an uneven layout is not
+const SLOW = 1.5; // slowdown since startup above which a stage is red; a stage that is slow since then is not red
 
 export class SpeedsView {
-  /** @param {HTMLElement} section hidden with a single stage without a startup measurement */
+  /** @param {HTMLElement} section hidden if there is a single stage and no startup measurement */
   constructor(section) {
     this._section = section;
   }

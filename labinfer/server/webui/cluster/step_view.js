@@ -1,4 +1,4 @@
-// StepView: a micro-batch with its sequences and its times on each rank.
+// StepView: details of the selected step: its sequences, and its times on each rank.
 
 import { iconButton, make } from "../element.js";
 import { computes } from "./bubbles.js";
@@ -39,7 +39,7 @@ export class StepView {
       timesTable(slices, ranks, words),
       ...(step?.sequences.length ? [sequencesTable(step, words)] : []),
     );
-    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // the button was replaced
+    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // its button was replaced by a new one
   }
 
   _beside(timeline, number, by) {
@@ -48,7 +48,7 @@ export class StepView {
   }
 }
 
-/** Description of a step. */
+/** Text that describes a step. */
 export function describe(timeline, number, words) {
   const step = timeline.step(number), all = [...timeline.slicesOfStep(number).values()].flat();
   const parts = [];

@@ -1,4 +1,4 @@
-// StepsView: table of the steps in view, rendered while open.
+// StepsView: table of the steps in view; rendered only while it is open.
 
 import { make } from "../element.js";
 import { kindOf } from "./geometry.js";

@@ -4,13 +4,13 @@ import { union } from "./intervals.js";
 
 const KEPT_US = 60e6;
 const KEPT_SLICES = 50000; // maximum slices of all ranks: some seconds of short steps on eight ranks
-const BETWEEN_US = 20e3; // a shorter gap between two events is no loss: not all work is a slice
-const BACK_US = 5e6; // slices older than a rank's last ones by more: its clock was set back
-const TYPICAL_STEPS = 50; // number of steps for the typical step time
-const LEFT_OUT = new Set(["step"]); // it encloses other slices
+const BETWEEN_US = 20e3; // gaps up to this between two events are no lost slices: not all work is a slice
+const BACK_US = 5e6; // if slices are older than a rank's last ones by more, its clock was set back
+const TYPICAL_STEPS = 50; // number of steps whose median is the typical step time
+const LEFT_OUT = new Set(["step"]); // not shown: it encloses other slices
 
 /**
- * @typedef {{name: string, begin: number, end: number, step: number}} Slice step is -1 without a step
+ * @typedef {{name: string, begin: number, end: number, step: number}} Slice step is -1 outside a step
  * @typedef {{step: number, prefill_tokens: number, decode_tokens: number, num_sequences: number, sequences: object[]}} Step
  */
 
@@ -24,14 +24,14 @@ export class Timeline {
     this._steps = new Map();
     this._lastStep = -1;
     this._wasCut = false;
-    /** Recorded time; events may leave gaps. @type {[number, number][]} */
+    /** Time intervals with complete slices; there may be gaps between events. @type {[number, number][]} */
     this.covered = [];
   }
 
   /** @param {object} news event `cluster.steps` */
   add(news) {
     const numbers = news.steps.map(({ step }) => step);
-    const isNewServer = Math.min(...numbers) <= this._lastStep; // steps count from 0, and are sent once per server
+    const isNewServer = Math.min(...numbers) <= this._lastStep; // a server numbers its steps from 0, and sends each once
     if (isNewServer || news.ranks.some((rank) => this._goesBack(rank))) this.clear();
     this._lastStep = Math.max(this._lastStep, ...numbers);
     for (const step of news.steps) this._steps.set(step.step, step);
@@ -47,12 +47,12 @@ export class Timeline {
     return this.covered.length === 0;
   }
 
-  /** Begin of the recorded time. */
+  /** Begin of the recorded time, in microseconds since 1970. */
   get begin() {
     return this.covered[0]?.[0] ?? 0;
   }
 
-  /** End of the recorded time. */
+  /** End of the recorded time, in microseconds since 1970. */
   get end() {
     return this.covered.at(-1)?.[1] ?? 0;
   }
@@ -72,14 +72,14 @@ export class Timeline {
     return this._steps.get(number);
   }
 
-  /** Prompt tokens of a request up to its latest recorded step; 0 if none. @param {string} request */
+  /** Number of prompt tokens that a request had run after its latest recorded prefill step; 0 without one. @param {string} request */
   promptTokens(request) {
     const chunks = [...this._steps.values()].flatMap(({ sequences }) => sequences.filter((one) => one.request === request && !one.decode));
     const { context = 0, tokens = 0 } = chunks.at(-1) ?? {};
     return context + tokens;
   }
 
-  /** Whether a slice can be shown: its step is recorded, or its time is complete. @param {Slice} slice */
+  /** Whether a slice can be shown: its step is recorded, or it lies in recorded time. @param {Slice} slice */
   isClear({ begin, end, step }) {
     return this._steps.has(step) || this.covered.some(([from, to]) => begin < to && end > from);
   }
@@ -129,15 +129,15 @@ export class Timeline {
     for (const [rank, slices] of this._slices) this._slices.set(rank, slices.filter(({ begin }) => begin >= from));
     this.covered = this.covered.filter(([, end]) => end > from).map(([begin, end]) => [Math.max(begin, from), end]);
     const known = new Set([...this._slices.values()].flatMap((slices) => slices.map(({ step }) => step)));
-    const last = Math.max(...known); // slices of later steps may still arrive
+    const last = Math.max(...known); // steps after it may still get slices
     for (const number of this._steps.keys()) if (!known.has(number) && number < last) this._steps.delete(number);
   }
 }
 
 /**
- * Time in which the slices of all ranks are complete. A rank with a full buffer keeps its first slices; those of other ranks, and
- * slices of steps that were dropped, may reach further.
- * @param {boolean} afterCut whether the previous event dropped slices, too
+ * Time interval in which the slices of all ranks are complete. A rank with a full buffer sends only its first slices;
+ *   slices of other ranks, and of steps that were dropped, may be later.
+ * @param {boolean} afterCut whether the previous event had dropped slices, too
  * @param {Map<number, Step>} steps recorded steps
  */
 function knownTime({ begin_us, end_us, dropped, ranks }, afterCut, steps) {

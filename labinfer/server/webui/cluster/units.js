@@ -27,7 +27,7 @@ export function percent(share) {
   return `${Number((share * 100).toFixed(share < 0.1 ? 1 : 0))} %`;
 }
 
-/** At most four digits. */
+/** Number as text with at most four digits. */
 export function short(value) {
   let power = 0;
   while (value >= 10000 && power < THOUSANDS.length - 1) [value, power] = [value / 1000, power + 1];
@@ -41,7 +41,7 @@ export function timeOfDay(us, words, withSeconds = true) {
   return new Date(us / 1000).toLocaleTimeString(words.language, { ...parts, hourCycle: "h23" });
 }
 
-/** Integer with thousands separators. */
+/** Integer as text, with thousands separators. */
 export function grouped(value, words) {
   return Math.round(value).toLocaleString(words.language);
 }

@@ -14,8 +14,8 @@ export function previewOf(text, words) {
   const frame = make("iframe", { className: "preview", title: words.preview, src: new URL("frame.html", import.meta.url).href });
   frame.setAttribute("sandbox", "allow-scripts"); // the policy allows frame.js only
   frame.onload = () => {
-    frame.onload = null; // send the markup once
-    frame.contentWindow.postMessage(text, "*"); // an opaque origin has no name
+    frame.onload = null; // send the markup only once
+    frame.contentWindow.postMessage(text, "*"); // "*", as an opaque origin has no name
   };
   return frame;
 }
