@@ -294,7 +294,7 @@ class SchedulerOptions:
         None,
         "lossless speculative decoding: a JSON object with vLLM's keys method (ngram, mtp, draft_model or a "
         "plugin's), model, num_speculative_tokens (a number or auto), prompt_lookup_min and prompt_lookup_max, and "
-        "with draft_rank and continuous; see docs/speculation.md",
+        "the further keys draft_rank and continuous; see docs/speculation.md",
         metavar="JSON",
     )
 

@@ -69,6 +69,8 @@ class BatchProbe(msgspec.Struct):
 
 
 class _Ids(msgspec.Struct):
+    """Partial schema of a line: its ids, for an error record."""
+
     custom_id: msgspec.Raw = msgspec.Raw()
     id: msgspec.Raw = msgspec.Raw()
 

@@ -166,6 +166,8 @@ Inputs = Annotated[
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Which chunks of a streamed response report the usage."""
+
     include_usage: bool | None = None
     """Whether the last chunk of a stream has the usage. By default it has, if ``continuous_usage_stats`` is true."""
     continuous_usage_stats: bool | None = None
@@ -272,6 +274,8 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/completions``."""
+
     prompt: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     max_tokens: _bounded(int, minimum=0, maximum=MAX_COUNT) = None
@@ -279,6 +283,8 @@ class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/chat/completions``. The fields after ``prediction`` may only have their ``NEUTRAL_VALUES``."""
+
     messages: Messages
     top_logprobs: _number("logprobs") = None
     tools: ToolList | None = None

@@ -211,7 +211,7 @@ class MessageMetadata(msgspec.Struct):
 
 
 class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/messages``. Fields after ``thread`` are accepted and ignored."""
+    """Body of ``POST /v1/messages``. Fields after ``thread`` have no effect."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)]
     temperature: Temperature = None

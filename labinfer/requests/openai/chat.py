@@ -92,7 +92,8 @@ class AnswerToken(ApiObject):
 
 
 class ChatChoice(ApiObject, kw_only=True):
-    """An answer. The fields after ``finish_reason`` are not in OpenAI's API."""
+    """An answer of a chat completion: message, logprobs and finish reason. The fields after ``finish_reason`` are not
+    in OpenAI's API."""
 
     index: Count
     message: ChatMessage
@@ -142,7 +143,7 @@ class ChatDelta(ApiObject):
 
 
 class ChatChunkChoice(ApiObject, kw_only=True):
-    """The part of an answer that a stream event adds. The fields after ``finish_reason`` are not in OpenAI's API."""
+    """Part of an answer that one chunk of a stream adds. The fields after ``finish_reason`` are not in OpenAI's API."""
 
     index: Count
     delta: ChatDelta
@@ -153,8 +154,8 @@ class ChatChunkChoice(ApiObject, kw_only=True):
 
 
 class ChatCompletionChunk(ApiObject, kw_only=True):
-    """Event of a streamed response. ``usage`` is present only with ``stream_options``, and null except in chunks that
-    report it."""
+    """Chunk (event) of a streamed chat completion. ``usage`` is present only with ``stream_options``, and null except
+    in chunks that report it."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

@@ -38,7 +38,8 @@ class TextLogprobs(ApiObject):
 
 
 class TextChoice(ApiObject, kw_only=True):
-    """An answer. The fields after ``finish_reason`` are not in OpenAI's API."""
+    """An answer of a completion: text, logprobs and finish reason. The fields after ``finish_reason`` are not in
+    OpenAI's API."""
 
     index: Count
     text: str | None
@@ -64,7 +65,7 @@ class TextCompletion(ApiObject, kw_only=True):
 
 
 class TextChunkChoice(ApiObject, kw_only=True):
-    """The part of an answer that a stream event adds. The fields after ``finish_reason`` are not in OpenAI's API.
+    """Part of an answer that one chunk of a stream adds. The fields after ``finish_reason`` are not in OpenAI's API.
     ``token_ids`` replace the text if the checkpoint has no tokenizer."""
 
     index: Count
@@ -77,8 +78,8 @@ class TextChunkChoice(ApiObject, kw_only=True):
 
 
 class TextCompletionChunk(ApiObject, kw_only=True):
-    """Event of a streamed response. ``usage`` is present only with ``stream_options``, and null except in chunks that
-    report it."""
+    """Chunk (event) of a streamed completion. ``usage`` is present only with ``stream_options``, and null except in
+    chunks that report it."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -107,7 +108,7 @@ def without_tokens(output: RequestOutput) -> RequestOutput:
 
 
 def emptied(answer: Answered) -> Answered:
-    """Copy of an answer or a delta without text and tokens."""
+    """Copy of ``answer``, a completion or a delta, with empty text and without tokens."""
     return replace(
         answer,
         text=answer.text and "",

@@ -124,8 +124,8 @@ class ServerOptions:
     )
     replan: str = option(
         "off",
-        "auto restarts with another layer split if it promises 15 % more throughput for 30 s (for example, a "
-        "machine became slower) and regains the cost of the restart within 10 minutes; off only logs it",
+        "auto reloads the models in another layer split that for 30 s has promised 15 % more throughput (for example, "
+        "because a machine became slower) and regains the pause within 10 minutes; off only logs slow stages",
         choices=("off", "auto"),
     )
     otlp_traces_endpoint: str = option(

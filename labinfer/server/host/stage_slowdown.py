@@ -97,6 +97,8 @@ class _Baseline:
 
 @dataclass
 class _Rank:
+    """Baseline and recent samples of one rank's step times."""
+
     last: WorkerStats
     num_samples: int = 0
     baseline: _Baseline = field(default_factory=_Baseline)
