@@ -57,7 +57,7 @@ class AttentionBatch:
         return rows_T.shape[0] == self.context_lens_B.shape[0]
 
     def with_tables(self, tables_N: torch.Tensor) -> AttentionBatch:
-        """The batch with other block tables of equal lengths."""
+        """Copy of this batch with other block tables of equal lengths, such as those of sliding-window layers."""
         return replace(self, tables_N=tables_N, _parts={})
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -72,7 +72,7 @@ class CallSetting:
         return pattern.repeat(-(-count // len(pattern)))[:count].view(shape).contiguous()
 
     def empty_cache(self, blocks: int, kv_heads: int, head_size: int) -> LayerCache:
-        """A KV cache of zeros."""
+        """Make a KV cache of zeros with ``blocks`` blocks."""
         heads = (kv_heads, head_size)
         return LayerCache.zeros(
             blocks, self.block_size, heads, self.kv_dtype, device=self.device, tiled=self.tiled_cache

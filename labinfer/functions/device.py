@@ -1,4 +1,4 @@
-"""``Device``: description of a type of device for every rank, also where torch does not know it."""
+"""``Device``: description of a type of device, which also ranks have whose torch does not know the type."""
 
 from __future__ import annotations
 

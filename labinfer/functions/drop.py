@@ -1,4 +1,4 @@
-"""``drop_with_layout``: removes an implementation that fails, and those that cannot be used without it."""
+"""``drop_with_layout``: removes an implementation that fails, and the implementations that cannot be used without it."""
 
 from __future__ import annotations
 

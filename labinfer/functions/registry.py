@@ -28,20 +28,20 @@ VOCABULARY_GROUP = 32
 """Group size of the vocabulary matrices in int4: finer, because no later layer compensates their errors."""
 VOCABULARY_INT4 = f"int4/{VOCABULARY_GROUP}"
 CODES = ("int8", "int4")
-"""Quantizations of matrices that checkpoints hold quantized."""
+"""Quantizations of the functions for matrices that the checkpoint has quantized; 5-bit weights use those of ``int4``."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
 """Functions that share packed experts: their implementations must have one layout."""
 ACTIVATIONS = ("silu_and_mul", "gelu_and_mul")
 """Functions that ``gated_linear`` replaces if it has an implementation."""
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)
 REQUIRED_BY_LAYOUT = ("pack_weight", "linear", "embedding", *EXPERT_FUNCTIONS)
-"""Functions that every weight layout has. Others are optional: ``gated_linear``, and ``pack_codes``, which only some checkpoints need."""
+"""Functions that every weight layout has. The others are optional: ``gated_linear``, and ``pack_codes``, which only some checkpoints need."""
 OTHER_FUNCTIONS = (
     *("add_rms_norm", *ACTIVATIONS, *CACHE_FUNCTIONS, "causal_conv", "delta_rule"),
     *("gated_norm", "write_latent", "latent_attention", "route", "argmax", "sample"),
 )
 CHOSEN_BY_SEQUENCE = ("latent_attention",)
-"""Functions whose implementation is chosen per sequence by its number of new tokens; for others all rows of the batch count."""
+"""Functions whose implementation is chosen per sequence, by its number of new tokens. Others are chosen by the batch's number of rows."""
 FUNCTIONS = (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS, *OTHER_FUNCTIONS)
 
 WeightChoice = Literal["auto", "plain", "packed12"]

@@ -43,7 +43,7 @@ Verdict = Literal["works", "wrong", "raises", "crashes", "hangs", "lacks memory"
 PASSING = ("works", "unknown")
 """Each ``Verdict`` with which an implementation is kept."""
 TRANSIENT = ("lacks memory", "not tried")
-"""Verdicts that may be others at the next start, so they are not cached."""
+"""Verdicts that may differ at the next program start, so they are not cached."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

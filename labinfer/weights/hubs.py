@@ -1,4 +1,4 @@
-"""Hub: where models are downloaded from by id, the Hugging Face hub or ModelScope, through the client library of each."""
+"""Hub: a site from which models are downloaded by id (Hugging Face or ModelScope), through its own client library."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Hub:
         raise NotImplementedError
 
     def advice(self, error: BaseException) -> str:
-        """What the user can do about an error of ``download``; empty if the hub has no such model."""
+        """Advice to the user about an ``error`` of ``download``; empty if the hub has no such model."""
         status = getattr(getattr(error, "response", None), "status_code", None)
         if is_disk_full(error):
             return f"the disk of the download cache is full: free space on it, or set ${self.cache_variable} to a folder on another disk"
@@ -72,11 +72,11 @@ class Hub:
         return ""
 
     def unreachable_advice(self) -> str:
-        """What the user can do if this hub cannot be reached."""
+        """Advice to the user if this hub cannot be reached."""
         return f"if the {self.title} cannot be reached from here, {self.elsewhere}"
 
     def offline_advice(self) -> str:
-        """What the user can do about a model that is not in the cache, if the client must not access the network; empty if it may."""
+        """Advice to the user about a model that is not in the cache, if the client must not access the network; empty if it may."""
         return ""
 
 

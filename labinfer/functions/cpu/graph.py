@@ -54,7 +54,7 @@ class CompiledCall(ctypes.Structure):
 
 
 class CpuGraph:
-    """Compiled calls with torch operations between them.
+    """A captured step on a CPU: compiled calls with torch operations between them.
 
     Args:
         kept: objects that own the memory of the steps.
@@ -196,7 +196,7 @@ class _Recording(TorchFunctionMode):
         self.obstacle = self.obstacle or obstacle
 
     def keep(self, out: torch.Tensor) -> torch.Tensor:
-        """The step's result, in memory that no other step writes to."""
+        """The step's result ``out``, or a copy of it, in memory that no other step writes to."""
         own = self._memory.take(out) if out.nbytes >= LARGE_BYTES else None
         if own is None:
             own = out.clone()

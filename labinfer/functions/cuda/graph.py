@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class CudaGraph:
-    """Captured kernels, launched at once.
+    """A captured step: all its kernels are launched by one call.
 
     Args:
         out: output tensor of the captured calls.

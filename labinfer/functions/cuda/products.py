@@ -92,8 +92,8 @@ class CudaProducts:
         pairs_each: int = 1,
         global_scales_E: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Multiply with a matrix: (T, O); or each pair's row with its expert's matrix: (T × pairs, O), where rows without an expert are
-        not written.
+        """Multiply the rows of x by a matrix, (T, O); or, with ``rows``, the row of each (token, expert) pair by the expert's matrix,
+        (T × pairs, O). Output rows of pairs without an expert are not written.
 
         Args:
             x_TI: contiguous.

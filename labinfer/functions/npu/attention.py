@@ -263,8 +263,8 @@ def _key_length(context_len: int, count: int, window: int, block: int) -> int:
 def _split(
     context_lens: Sequence[int], counts: Sequence[int], window: int, block: int, pool_blocks: int
 ) -> Iterator[Run]:
-    """Runs of sequences with equal counts. The operator refuses more blocks in all than the pool has; blocks that sequences share count
-    for each of them, so more runs may be needed."""
+    """Divide the sequences into runs with equal ``counts``. As the operator refuses a call whose sequences have more blocks in total than
+    the pool (shared blocks count several times), more runs may be needed."""
     pool = {"window": window, "block": block, "pool_blocks": pool_blocks}
     begin = used = 0
     for index, (length, count) in enumerate(zip(context_lens, counts, strict=True)):
@@ -277,8 +277,8 @@ def _split(
 
 
 def _run_tables(batch: AttentionBatch, run: Run, lengths: StepLengths) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Block table of a run, (B, N) int32, from the first block that its window includes; and where keys of that block are before the
-    window, (B, S) bool, None without a window. All layers of a step share them."""
+    """Block tables of a run, (B, N) int32, from the first block that the window includes; and a mask of the keys before the window,
+    (B, S) bool, None if there is no window."""
     width = lengths.capacity(run.block)
     if run.window:
         width = min(width, -(-(run.window + run.count - 1) // run.block) + 1)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class NpuGraph:
-    """Captured calls of a step, launched at once.
+    """A captured step: all its operators are launched by one call.
 
     Args:
         capture: the capture that records the calls.

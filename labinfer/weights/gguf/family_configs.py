@@ -1,6 +1,6 @@
 """Keys of ``config.json`` that only one family has, from the metadata of its GGUF files; no torch.
 
-Source: ggml-org/llama.cpp, conversion/ (what is written) and src/models/ (what is hard-coded).
+Source: ggml-org/llama.cpp, conversion/ (metadata that it writes) and src/models/ (values that are hard-coded).
 """
 
 from __future__ import annotations
