@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 TIMED_ROWS = (1, 4, 16, 64, 256)
 """Batch size (rows) that is timed for each bucket of ``BATCH_BUCKETS``."""
 SECONDS = 0.02
-"""Time budget for the candidates of a target at one batch size on an idle machine."""
+"""Time budget in seconds for the candidates of a target (see ``Choice``) at one batch size, on an idle machine."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
 MAX_OVERRUN = 10
 """Maximum factor on ``SECONDS`` if other processes disturb the timing."""

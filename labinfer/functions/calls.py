@@ -79,7 +79,7 @@ class CallSetting:
         )
 
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
-        """Sequences with ``counts`` new tokens each after ``CONTEXT`` cached tokens."""
+        """A batch in which sequence i has ``counts[i]`` new tokens after ``CONTEXT`` cached ones."""
         lengths, blocks = [CONTEXT + count for count in counts], itertools.count()
         tables = [list(itertools.islice(blocks, -(-length // self.block_size))) for length in lengths]
         return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, self.device)

@@ -29,8 +29,8 @@ from labinfer.functions.registry import FunctionRegistry, Implementation
 from labinfer.functions.trial_results import TrialResult, dtype_tolerance, first_difference
 
 TRIED_ROWS = (3, 40, 1)
-"""Batch sizes in tokens: a decode, a prompt of one token and one more token of another prompt; a decode, a prompt and a chunk of another
-prompt; and one decode."""
+"""Batch sizes in tokens. 3: a decode, a prompt of one token, and a chunk of one token of another prompt; 40: a decode, a prompt, and a
+chunk of another prompt; 1: a decode."""
 SPARE_BLOCKS = 3
 MATRIX_BYTES = 1 << 20
 """Bytes to which larger weight matrices are cut."""
@@ -332,7 +332,7 @@ def _run(
 
 
 def _seconds(call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting) -> float:
-    """Minimum seconds of a call, after one that is not timed."""
+    """Minimum seconds of a call, after a warm-up call."""
     times = []
     with torch.inference_mode():
         bound = _bind(call, function, pack, rows, setting)

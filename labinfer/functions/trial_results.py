@@ -1,4 +1,4 @@
-"""Results of a trial, and their comparison with the reference's."""
+"""``TrialResult``: a result of a trial, and its comparison with that of the reference implementation."""
 
 from __future__ import annotations
 

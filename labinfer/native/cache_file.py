@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 FORMAT = 1
-"""Version of the last line; part of the names of all sealed files, so that files of other versions are ignored."""
+"""Version of the format of the last line; part of the names of all sealed files, so that files of other versions are ignored."""
 UNFINISHED, LOCK = ".unfinished", ".lock"
 """Suffixes of unfinished files, and of lock files."""
 LARGEST = 256 << 20

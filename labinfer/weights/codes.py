@@ -124,7 +124,7 @@ class Codes:
 
     @property
     def first_word(self) -> int:
-        """Index of the first of these words among all words of a matrix row, which begin with input 0."""
+        """Index of the first column of ``words`` in the words of a whole row of the matrix, which begin with input 0."""
         return self.first * self.form.bits // 32
 
     def word_memory(self) -> torch.Tensor:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 """Minimum size of packed weights to cache, in bytes: packing smaller ones again takes no noticeable time."""
 LARGE_FRACTION = 0.75
-"""Minimum fraction of a mapped file that is in huge pages. Below it, the file is copied."""
+"""Minimum fraction of a mapped file that is in huge pages. Below it, the file is copied into anonymous huge pages."""
 SPOKEN_SECONDS = 1.0
 """Seconds after the end of the run until a message says that the process is still writing."""
 

@@ -64,7 +64,7 @@ class CpuPackedExperts:
 
     Args:
         library: see ``library.load``.
-        quantization: of the weights.
+        quantization: name of the weights' quantization.
         group: group size in int4, unless ``shape.form`` has one.
         data_EB: memory of the experts, uint8; allocated if None.
     """

@@ -26,7 +26,7 @@ class FileReader:
     the file system supports it.
 
     Args:
-        file: still empty.
+        file: file to read; still empty, as it is reopened with direct I/O.
         slots_SB: uint8; a slot is a multiple of ``BLOCK_BYTES``.
     """
 

@@ -106,7 +106,7 @@ class CpuFunctions:
         return multiply(self._linear, x_TI, weight, bias_O, finish)
 
     def _is_padded(self, inputs: int) -> bool:
-        """Whether a matrix with ``inputs`` inputs has one more of zeros: panels of bfloat16 have an even number."""
+        """Whether a matrix with ``inputs`` inputs is padded by an input of zeros: bfloat16 panels have an even number of inputs."""
         return self._are_pairs and inputs % 2 == 1
 
     def add_rms_norm(

@@ -13,7 +13,7 @@ from labinfer.functions.reference import elementwise
 from labinfer.functions.reference.attention import write_kv
 
 COLUMNS = 1024
-"""Columns of a row per program of an activation."""
+"""Columns of a row that one Triton program of an activation computes."""
 NO_NORM, NORM_BEFORE, NORM_AFTER = range(3)
 """Position of the QK norms relative to rope."""
 

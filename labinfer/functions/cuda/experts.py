@@ -53,7 +53,7 @@ def experts(
 
 
 def make_single_rows(local_P: torch.Tensor) -> ExpertRows:
-    """Groups for ``ExpertRows`` with a single (token, expert) pair each."""
+    """``ExpertRows`` whose groups have a single (token, expert) pair each."""
     order_P = torch.arange(len(local_P), device=local_P.device)
     return ExpertRows(expert_G=local_P, begin_G=order_P, end_G=order_P + 1, order_P=order_P, rows_each=16)
 

@@ -34,7 +34,7 @@ MAX_ELEMENTS = 2**31 - 1
 MASK_SIZE = 2048
 """Size of the causal mask, which the operator shifts to each sequence."""
 RAGGED_HEAD_SIZE, MAX_RAGGED_SEQUENCES, MAX_RAGGED_TOKENS = 128, 4096, 1048576
-"""Limits of sequences with different numbers of new tokens in one call, the layout TND."""
+"""Head size and limits of a call whose sequences have different numbers of new tokens (layout TND)."""
 CAUSAL, BAND = 3, 4
 """Values of ``sparse_mode``; both count from the last key of a sequence."""
 

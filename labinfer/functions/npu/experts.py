@@ -22,7 +22,7 @@ MAX_EXPERTS = 1024
 MAX_SIZE = 65535
 """Maximum size of the last dimension of rows and weights."""
 SIZES = 1
-"""Value of ``group_list_type`` and ``expert_tokens_num_type``: the groups' sizes, not their sums."""
+"""Value of ``group_list_type`` and ``expert_tokens_num_type``: the groups' sizes, not the cumulative sums."""
 
 
 def experts(

@@ -21,7 +21,7 @@ L2_EPS = 1e-6
 def causal_conv(
     x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
 ) -> torch.Tensor:
-    """Convolve each sequence's rows after its state, and store its last inputs as the new state."""
+    """Convolve each sequence's rows, preceded by the inputs in its state, and store its last inputs as the new state."""
     out_TC = x_TC.new_empty(x_TC.shape)
     weight_C1W = weight_WC.t().unsqueeze(1)
     for rows_BN, slots_B, before in _groups(state, batch):
@@ -35,7 +35,7 @@ def causal_conv(
 def delta_rule(
     qkv_TC: torch.Tensor, gates_TG: torch.Tensor, state: torch.Tensor, batch: AttentionBatch, heads: DeltaHeads
 ) -> torch.Tensor:
-    """``recurrent`` for sequences with a single new token, ``chunked`` for others; sequences of equal length are batched."""
+    """Apply ``recurrent`` to sequences with one new token, and ``chunked`` to others; sequences of equal length are batched."""
     _, num_heads, key_size, value_size = state.shape
     values = num_heads * value_size
     keys = (qkv_TC.shape[1] - values) // 2

@@ -15,7 +15,7 @@ from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 
 class SegmentedLinear(WeightedModule):
-    """A projection split by input columns, with a matrix for each segment (see ``SegmentSum``), which is quantized by itself.
+    """A projection split by input columns, with a separately quantized matrix for each segment (see ``SegmentSum``).
 
     Args:
         shard: range of the inputs of a rank.

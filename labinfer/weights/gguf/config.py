@@ -32,7 +32,7 @@ SAMPLING = {
     "repetition_penalty": "penalty_repeat",
 }
 ENDS = ("eos", "eot", "eom")
-"""End tokens in the metadata: of a text, a turn, a message."""
+"""Names of end tokens in the metadata: end of a text, end of a turn, end of a message."""
 KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """Known texts of end tokens, for files that name only the end of a text."""
 HARMONY_ENDS = ("<|return|>", "<|call|>")

@@ -46,7 +46,7 @@ class MTPLayer(nn.Module):
         *,
         output_rows: OutputRows,
     ) -> torch.Tensor:
-        """(T, D) and (T, D) → (R, D): input of the LM head, and ``hidden_TD`` of this layer for the next drafted token.
+        """(T, D), (T, D) → (R, D): the input of the LM head, which is also ``hidden_TD`` when the next token is drafted.
 
         Args:
             embedded_TD: embeddings of the tokens that follow those of the batch.
