@@ -14,7 +14,7 @@ struct Silu {
   static floats many(floats value, const Number* kind = nullptr) { return value / (1.0f + exponential(-value, kind)); }
 };
 
-// GELU, tanh approximation, with 1 + tanh(u) = 2 / (1 + exp(-2u)). Below -30 it is 0 within rounding, as at -30.
+// GELU, tanh approximation, with 1 + tanh(u) = 2 / (1 + exp(-2u)). Inputs below -30 give the result of -30, which is 0 within rounding.
 struct Gelu {
   template <typename Number = bf16>
   static floats many(floats value, const Number* kind = nullptr) {

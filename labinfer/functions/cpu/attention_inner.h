@@ -237,7 +237,7 @@ struct AmxUnits {
 
   static floats power_of_two(floats x) { return rough_power_of_two(x); }
 
-  // Scores (rows, SPAN) of queries (rows, size) with so many units of keys.
+  // Scores (rows, SPAN): queries (rows, size) times `units` units of keys.
   static void multiply_keys(TileShape& shape, int rows, const bf16* query, int64_t size, const bf16* const* keys, int64_t units,
                             float* scores) {
     constexpr int64_t ROW = 2 * UNIT * sizeof(bf16);
@@ -255,8 +255,8 @@ struct AmxUnits {
     }
   }
 
-  // Sums (rows, out_size) of so many units of values, of width numbers, by weights (rows, SPAN). Units stand one after another and are
-  // multiplied two at once, as half a tile takes as long as a whole one: behind an odd number of them are weights of zero.
+  // Sums (rows, out_size) of `units` units of values (`width` dimensions), weighted by weights (rows, SPAN). Units are contiguous and are
+  // multiplied in twos, as half a tile takes as long as a whole one. After an odd number of units, the next weights are zeros.
   static void multiply_values(TileShape& shape, int rows, const bf16* weights, const bf16* values, int64_t units, int64_t width,
                               float* out, int64_t out_size) {
     shape.set(rows, TILE_BYTES);
@@ -279,8 +279,8 @@ template <>
 struct PanelState<AmxUnits> : TileShape {};
 #endif
 
-// The same for a kernel's FEW rows at most, with one unit of keys or up to 64 numbers of values at once: what is read is one straight
-// stream, which the processor fetches ahead of itself. For those that have the registers.
+// Rows (at most the kernel's FEW) times one unit of keys, or up to 64 dimensions of values, at once: memory is read as one sequential
+// stream, which the hardware prefetcher follows. For processors with enough registers.
 template <typename Kernel, Rows KIND, int COUNT, int ACROSS>
 void multiply_straight(const typename Kernel::Input* x, const Columns<bf16>& columns, float* out, int64_t out_stride) {
   using At = Distance<KIND, COUNT>;

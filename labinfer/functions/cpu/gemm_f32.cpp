@@ -11,7 +11,7 @@ constexpr int64_t CHUNK = 256;
 constexpr int64_t MOST_ROWS = 240;  // maximum rows multiplied with a panel before the next one is read
 
 // Copies the `count` outputs after the last whole panel, which are stored as plain rows, into a panel, so that they are summed in the order of
-// other outputs. Columns from `count` on hold anything.
+// other outputs. Columns from `count` on are undefined.
 template <typename Stored>
 const Stored* pack_rest(const Stored* rows, int64_t count, int64_t inputs) {
   static thread_local LineVector<Stored> panel;

@@ -23,7 +23,7 @@ class Products {
   // the order of other outputs. Calls write(token, sums), without a bias.
   template <typename Write>
   void multiply_rest(int64_t first, const bf16* rows, int64_t count, Write write) {
-    static thread_local LineVector<bf16> last;  // columns from `count` on hold anything
+    static thread_local LineVector<bf16> last;  // columns from `count` on are undefined
     if (int64_t(last.size()) < PANEL * inputs) last.resize(PANEL * inputs);
     const bf16* each[PANEL];
     for (int64_t row = 0; row < PANEL; ++row) each[row] = rows + std::min(row, count - 1) * inputs;

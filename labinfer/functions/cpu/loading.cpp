@@ -38,7 +38,7 @@ void decode_run(const uint8_t* numbers, float zero, float scale, T* out, int64_t
 }
 
 struct Stored {
-  const uint8_t* numbers;  // (rows, bytes), stride bytes apart, the first skip of no column; with halves two in a byte
+  const uint8_t* numbers;  // (rows, bytes), `stride` bytes apart; columns begin after `skip` numbers; with `halves`, two in a byte
   const float* scales;     // (rows, groups), group_stride apart
   const uint8_t* zeros;    // zero points, (rows, groups); null if `middle` is the zero point of all
   const int32_t* order;    // group of each column (act-order); null if groups are consecutive, the first shorter by `lead`

@@ -66,7 +66,7 @@ inline void encode_panel(const bf16* from, int64_t size, int64_t groups, int bas
         code[pair] = lower_bytes(first >> 8, second >> 8);
       }
       for (auto& each : code) each = (each & 0x80) | (((each & 0x7f) - uint8_t(base)) & 7);
-      // the first pair's sign and number stand at both ends of a byte, the second's between them
+      // bit 7: sign of the first pair, bits 6-4: number of the second, bit 3: sign of the second, bits 2-0: number of the first
       store(planes + 4 * PANEL, code[0] | (code[1] & 7) << 4 | code[1] >> 4);
     }
     uint32_t any = 0;

@@ -75,7 +75,7 @@ inline lane_shorts interleave(lane_bytes one, lane_bytes other) {
 #endif
 }
 
-// A register of weights of two pairs: one half of each pair, from a position on.
+// Decoded weights of two pairs of inputs, for the outputs whose bytes begin at `place`.
 struct Quad {
   lane_shorts half[2][2];  // by pair and half
 

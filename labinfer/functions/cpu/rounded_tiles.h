@@ -31,7 +31,7 @@ struct WholeSums {
 // Form whose products use AMX tiles. Results have identical bits, as integer sums are exact.
 template <typename Form>
 struct InTiles : Form {
-  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4;  // sums of groups are added to float sums, which must be in a near cache
+  static constexpr int ROWS = Form::OUTPUT_SCALES ? Amx::ROWS : Amx::ROWS / 4;  // with groups, fewer: the rows' float sums must stay in a near cache
   static constexpr int FEW = Form::OUTPUT_SCALES ? std::min(8, Form::ROWS) : ROWS_HELD;  // rows up to which vector instructions are as fast
 
   using Form::Form;

@@ -130,7 +130,7 @@ inline float from_order(uint32_t key) {
   return value;
 }
 
-// Smallest logit that is at least this value after division by the temperature.
+// Smallest logit that is at least `scaled` after division by the temperature.
 float least(double scaled, double temperature) {
   if (!std::isfinite(scaled)) return NOTHING;
   float logit = float(scaled * temperature);

@@ -17,7 +17,7 @@ struct ByteCoding {
   void (*decode_codes)(const uint8_t* weight, int64_t group, const float* factors, char* to);
 };
 
-// Null for forms that are not unpacked: 8-bit ones, which would lose more precision than they have lost, and those with minima.
+// Null for forms that are not unpacked: those with minima, and 8-bit ones, to which requantization would add more error than they have.
 const ByteCoding* byte_coding(int bits, int coding, int offset);
 
 namespace {

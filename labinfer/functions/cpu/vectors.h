@@ -241,7 +241,7 @@ inline float as_float(int8_t value) { return value; }
 inline void set(half& to, float value) { to = narrow_half(value); }
 inline floats load_floats(const bf16* from) { return widen(load<halves>(from)); }
 inline floats load_floats(const int8_t* from) {
-#if defined(__AVX2__) && !defined(__AVX512F__)  // each half straight from memory, see record 70
+#if defined(__AVX2__) && !defined(__AVX512F__)  // loads each half from memory, see docs/decisions/0070
   floats wide;
   for (int i = 0; i < 2; ++i)
     wide.part[i] = (lanes)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8 * i))));
