@@ -23,7 +23,7 @@ HIDDEN, COLUMNS = 48, 40
 
 
 class DecodeStep:
-    """Norm, products, attention and MLP of one decode step, on memory that the next step overwrites.
+    """A small decode step (norm, products, attention and MLP) with inputs in memory that the next step overwrites.
 
     Args:
         functions: functions of the step.

@@ -40,4 +40,4 @@ class Device:
     layouts are dequantized while they are loaded."""
     open_energy_counter: Callable[[torch.device], Callable[[], float]] = no_energy_counter
     """Opens the energy counter of a device of this rank: a function that returns joules since an arbitrary time, and never decreases. Any
-    thread may call it, also while a step runs. An exception of either says why the energy cannot be read."""
+    thread may call it, also while a step runs. Both functions may raise an exception, which says why the energy cannot be read."""

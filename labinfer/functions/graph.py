@@ -1,4 +1,4 @@
-"""``Graph``: captured calls of a step's functions, replayed as one."""
+"""``Graph``: captured function calls of a step, which one call replays; ``Capture``: the protocol for capturing them."""
 
 from __future__ import annotations
 

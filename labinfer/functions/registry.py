@@ -155,7 +155,7 @@ class FunctionRegistry:
         overrides: Mapping[str, str] | None = None,
         quantization: str = "none",
     ) -> dict[str, Implementation]:
-        """Implementations by name, the preferred one last.
+        """Implementations of ``function`` that support the device, dtype and quantization, by name, the preferred one last.
 
         Args:
             overrides: implementation names by function, which ``select`` validates; only candidates compatible with them are returned.

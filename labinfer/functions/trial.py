@@ -56,7 +56,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     kv_dtype: str
     rows: int
-    """Number of tokens."""
+    """Number of tokens in the tried call."""
     verdict: Verdict
     detail: str = ""
     """The difference from the reference, or the error; empty if it works."""
@@ -207,7 +207,7 @@ class Trials:
 
     Args:
         reference: registry of the reference, for the CPU.
-        is_timed: whether implementations that work are timed beside the reference on their device.
+        is_timed: whether to time implementations that work, and the reference on the same device.
     """
 
     def __init__(self, reference: FunctionRegistry, *, is_timed: bool = False):

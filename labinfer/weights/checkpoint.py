@@ -63,7 +63,7 @@ class Checkpoint(TensorFiles):
     """Tensors of a checkpoint directory, with the format of each matrix.
 
     Args:
-        formats: formats by the config.
+        formats: format of each matrix, as the config declares it.
 
     Raises:
         UserError: see ``TensorFiles``.

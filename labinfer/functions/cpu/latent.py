@@ -1,4 +1,4 @@
-"""Compiled latent attention in the absorbed form, for prompts, too: its bits do not depend on how many tokens are new."""
+"""Compiled latent attention, always in the absorbed form, so that the number of new tokens does not change the bits of a result."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def _new_tokens(q_THP: torch.Tensor, batch: AttentionBatch, num_sequences: int) 
 
 
 def _key_length(context_len: int, count: int, window: int, block: int) -> int:
-    """Keys of a sequence without the blocks before the window of all ``count`` new tokens."""
+    """Number of keys of a sequence, without the blocks that are before the windows of all ``count`` new tokens."""
     first = max(0, context_len - count - window + 1) if window else 0
     return context_len - first // block * block
 

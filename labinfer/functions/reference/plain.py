@@ -1,4 +1,4 @@
-"""Reference provider of the core's functions, on any device; ``provider.py`` adds further layers and quantized weights."""
+"""Reference provider of the core's functions, on any device. ``provider.py`` adds functions of further layers and of quantized weights."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ExpertCut = Literal["columns", "whole"]
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """A rank's share of a stage: tensor-parallel group, functions, dtype, layers, and names of the checkpoint."""
+    """A rank's share of a stage: tensor-parallel group, functions, dtype, range of layers, and tensor names of the checkpoint."""
 
     tp: TensorParallelCommunicator
     functions: Functions

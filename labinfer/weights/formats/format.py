@@ -91,7 +91,7 @@ class Format(MatrixForm, Protocol):
 
 
 FormatByName = Callable[[str], Format]
-"""Format of each matrix of a checkpoint, by matrix name."""
+"""Function that returns the format of a checkpoint's matrix, given the matrix name."""
 FormByName = Callable[[str], MatrixForm]
 
 

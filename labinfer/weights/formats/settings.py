@@ -60,7 +60,7 @@ class Settings:
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
-        """List of strings; empty if the key is missing.
+        """Value of ``key``, a list of strings; empty if the key is missing.
 
         Raises:
             UserError: the value is not a list of strings.
