@@ -101,7 +101,7 @@ class DeltaRule(Protocol):
         batch: AttentionBatch,
         heads: DeltaHeads,
     ) -> torch.Tensor:
-        """(T, H, P) in the dtype of ``qkv_TC``.
+        """Outputs of the value heads, (T, H, P) in the dtype of ``qkv_TC``.
 
         Args:
             qkv_TC: query heads of each token, as many key heads, then H value heads, C columns in all; contiguous.

@@ -11,7 +11,7 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 
 SHARED_BYTES = 32 << 20
-"""Maximum memory that graphs on CPUs share."""
+"""Maximum bytes of memory that graphs on CPUs share."""
 
 
 class Graph(Protocol):

@@ -373,7 +373,7 @@ def layout_group(function: str) -> tuple[str, ...]:
 def _matching_layout(
     known: Mapping[str, Mapping[str, Implementation]], reader: str, names: Sequence[str]
 ) -> dict[str, dict[str, Implementation]]:
-    """Candidates of one layout: that of the first of ``names`` that the function ``reader`` has, else of its preferred one."""
+    """Candidates of one layout: that of the first of ``names`` among the candidates of ``reader``, else of its preferred candidate."""
     readers = known[reader]
     layout = next(readers[name] for name in (*names, *reversed(readers)) if name in readers).layout
     return {

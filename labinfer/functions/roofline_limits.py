@@ -20,7 +20,7 @@ class RooflineLimits:
     """Operations (multiplications and additions) per second in int8 dot products."""
 
     def arithmetic(self, quantization: str) -> float:
-        """Highest rate of products with weights in ``quantization``."""
+        """Highest rate of products with weights in ``quantization``, in operations per second."""
         wide = max(self.float32, self.dot)
         return wide if quantization == "none" else max(wide, self.int8)
 

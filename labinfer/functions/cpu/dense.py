@@ -1,4 +1,4 @@
-"""Calls of the library's products and lookups whose only weight arguments are the matrix's data and sizes."""
+"""Calls of those products and lookups of the library that need only the data and the sizes of a packed matrix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.functions.packed_weight import PackedWeight
 PANEL = 32
 """Outputs that are packed together (panel width)."""
 PIECES = 4
-"""Minimum number of work items per thread."""
+"""Minimum number of work items per thread for a fused epilogue."""
 
 
 class Finish(IntEnum):

@@ -221,7 +221,7 @@ def _attend(
 
 @triton.jit
 def _find_sequence(row_ptr, num_sequences, block, ROWS: tl.constexpr):
-    """Sequence of a block of queries. The blocks of sequence b begin at ``row_ptr[b] // ROWS + b``."""
+    """Index of the sequence to which a block of queries belongs. The blocks of sequence b begin at ``row_ptr[b] // ROWS + b``."""
     low = tl.full([], 0, tl.int32)
     high = tl.full([], 0, tl.int32) + num_sequences
     while high - low > 1:

@@ -36,7 +36,7 @@ MASK_SIZE = 2048
 RAGGED_HEAD_SIZE, MAX_RAGGED_SEQUENCES, MAX_RAGGED_TOKENS = 128, 4096, 1048576
 """Head size and limits of a call whose sequences have different numbers of new tokens (layout TND)."""
 CAUSAL, BAND = 3, 4
-"""Values of ``sparse_mode``; both count from the last key of a sequence."""
+"""Values of ``sparse_mode``: a causal mask, and one with a sliding window; both are aligned to the last key of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

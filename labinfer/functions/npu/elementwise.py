@@ -22,7 +22,7 @@ MAX_ROTATED, MAX_HEADS = 895, 999
 
 
 class NpuElementwise:
-    """Functions by the operators of one module.
+    """Norms, activations and rotary embedding by the operators of ``ops``.
 
     Args:
         ops: module of the operators, torch_npu.

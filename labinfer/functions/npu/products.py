@@ -170,7 +170,7 @@ def dequantized_linear(x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torc
 
 
 def _by_outputs(multiply: Callable[[slice], torch.Tensor], outputs: int, most: int) -> torch.Tensor:
-    """Join the products for at most ``most`` outputs each."""
+    """Compute a product in parts of at most ``most`` outputs, and join the parts."""
     parts = [multiply(slice(begin, min(begin + most, outputs))) for begin in range(0, max(1, outputs), most)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

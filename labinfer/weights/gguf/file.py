@@ -64,7 +64,7 @@ class GgufTensor:
     rows_together: int = 0
     """Number of rows that are contiguous in the file; 0 if all are."""
     pitch: int = 0
-    """Bytes from the begin of ``rows_together`` contiguous rows to the begin of the next ones."""
+    """Bytes from the first of ``rows_together`` contiguous rows to the first of the next ones."""
 
     @property
     def row_bytes(self) -> int:
