@@ -39,7 +39,7 @@ class PerLayerEmbedding(nn.Module):
         self.norm = RMSNorm(config.size, norm_eps * hidden_size, ctx)
         self._table_scale = torch.tensor(config.size**0.5, dtype=ctx.dtype, device="cpu")
         self._mean_scale = torch.tensor(0.5**0.5, dtype=torch.float32, device="cpu")
-        """Tensors, so that captured steps can replay the products."""
+        """``_mean_scale`` and ``_table_scale`` are tensors, so that captured steps can replay the products."""
 
     def forward(self, token_ids_T: torch.Tensor, embedded_TD: torch.Tensor) -> torch.Tensor:
         """Per-layer embeddings, (T, layers of the stage, P).
