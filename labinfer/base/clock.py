@@ -1,4 +1,4 @@
-"""Clock: interface of a clock. Its users receive one, so that a simulator or a test can replace it."""
+"""Clock: interface of a clock. Objects receive a clock in their constructor, so that a simulator or a test can replace it."""
 
 from __future__ import annotations
 

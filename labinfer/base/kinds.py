@@ -171,4 +171,4 @@ KINDS: dict[str, Kind] = {
         },
     ),
 }
-"""All kinds, by the name that ``register`` takes."""
+"""All kinds of exchangeable parts, by the name that ``register`` takes."""

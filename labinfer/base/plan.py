@@ -97,19 +97,19 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     seq_id: int
     num_tokens: int
     begin: int
-    """Index in the sequence of the first token to run. Tokens before it are in the KV cache or have left the context."""
+    """Index in the sequence of the first token to run. Tokens before it are in the KV cache, or context shifts removed them."""
     position: int
-    """Position of the first token to run: ``begin`` minus the number of tokens that have left the context."""
+    """Position of the first token to run: ``begin`` minus the number of tokens that context shifts removed."""
     first_block: int
     """Length, in blocks, to which the sequence's block table is truncated before ``new_blocks`` are appended."""
     new_blocks: list[int]
     """Blocks to append to the truncated block table."""
     new_tokens: tuple[int, ...] = ()
-    """Those of the tokens to run that the workers do not have yet, always the last ones. They replace rejected drafted
-    tokens."""
+    """Last ones of the tokens to run, which the workers do not have yet. They replace rejected drafted tokens, if the workers
+    have any."""
     num_samples: int = 0
-    """Number of tokens to sample, one after each of the last ``num_samples`` tokens to run: 0 before the prompt's end;
-    then 1, plus one for each drafted token. If all tokens to run are drafted, one for each of them."""
+    """Number of tokens to sample, one after each of the last ``num_samples`` tokens to run: 0 before the prompt's end, then one
+    after the last verified token (unless all tokens to run are drafted), and one after each drafted token."""
     masks: tuple[bytes, ...] = ()
     """Bit mask of the allowed tokens for each token to sample, see ``engine/guide.py``; empty for no constraint."""
     first_window_block: int = 0
@@ -172,8 +172,8 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the sampled tokens, if requested."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of prompt tokens, if requested: one for each token of the chunk, namely that of the prompt
-    token after it."""
+    """Log-probabilities of prompt tokens, if requested: for each token of the chunk, the log-probability of the prompt token
+    that follows it."""
     vector: tuple[float, ...] = ()
     """Pooled vector of an embedding request, in the result of the prompt's last token."""
     draft: tuple[int, ...] = ()
@@ -283,7 +283,7 @@ class DraftEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class DraftRequest(msgspec.Struct, frozen=True, array_like=True, tag="draft_request"):
-    """Rank 0's request for drafts."""
+    """Request of rank 0 to the rank with the draft model: sequences for which to draft."""
 
     starts: list[DraftStart]
     finished: list[int]

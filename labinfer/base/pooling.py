@@ -22,7 +22,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_embedder: bool = False
     """Whether the checkpoint is an embedding model. Cosines of other models' hidden states are meaningless."""
     refusal: str = ""
-    """Reason why the checkpoint's own pooling is not supported; empty if it is."""
+    """Reason why the checkpoint's own pooling is not supported; empty if it is supported."""
 
     default_prompt: str = ""
     """Name of the prompt that sentence-transformers prepends to every text by default; LABInfer does not prepend it."""

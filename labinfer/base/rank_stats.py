@@ -130,6 +130,6 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that this rank waited, by cause: ``plans`` (from rank 0), ``activations`` (from the previous stage), or,
     on rank 0 only, ``tokens`` (from the last stage)."""
     energy: dict[str, float] = {}
-    """Joules by counter, of those that this rank reads; see ``observe/energy_meter.py``. Empty if nothing is measured."""
+    """Joules by name of the energy counter; see ``observe/energy_meter.py``. Empty if this rank reads no counter."""
     energy_missing: list[str] = []
-    """Why counters of this rank are not measured."""
+    """Reasons why energy counters of this rank are not read."""

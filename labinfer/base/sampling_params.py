@@ -1,7 +1,7 @@
 """SamplingParams: sampling parameters of a request. Every bound is stated here once.
 
 The fields of HTTP bodies and JSONL lines (``protocol.py``), the flags (``sampling_options.py``) and the bounds in ``/openapi.json``
-are derived from these.
+are derived from ``SamplingParams``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ OTHER_NAMES = {
     "guided_choice": 'structured_outputs with "choice"',
     "guided_grammar": 'structured_outputs with "grammar"',
 }
-"""Names that other engines, or earlier versions of vLLM, use for fields of ``SamplingParams``: each with the field's
-name first."""
+"""Hints by unknown name: other engines, or earlier versions of vLLM, use the name for a field of ``SamplingParams``, with
+which the hint begins."""
 TINY = 1e-300
 """Lower bound of parameters that must be above 0, such as ``top_p``."""
 
@@ -310,7 +310,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "logits_processors", changing)
 
     def updated(self, given: dict[str, Any]) -> SamplingParams:
-        """Copy in which the fields ``given`` by a request replace these. ``logits_processors`` are merged; a ``seed``
+        """Copy in which the fields ``given`` by a request replace those of ``self``. ``logits_processors`` are merged; a ``seed``
         out of bounds is taken modulo 2**63.
 
         Raises:

@@ -64,7 +64,7 @@ def write_error(text: str, stream: TextIO | None = None) -> None:
     stream = sys.stderr if stream is None else stream
     with contextlib.suppress(
         OSError, ValueError, AttributeError
-    ):  # ValueError: it is closed; AttributeError: it is None
+    ):  # ValueError: the stream is closed; AttributeError: it is None
         stream.write(text)
         stream.flush()
 
