@@ -91,7 +91,7 @@ class BeamGroup:
         )
         best = nlargest(self.num_candidates(sampling, self.ends), every, key=itemgetter(0))
         candidates, self._tops = [Child(*values) for values in best], {}
-        if not candidates:  # the request's constraints allow no beam another token
+        if not candidates:  # the request's constraints forbid a next token for every beam
             return []
         length = self.members[candidates[0].parent].num_output_tokens + 1
         running: list[Child] = []
@@ -154,7 +154,7 @@ class BeamForks:
     def _fork(self, parent: Sequence, member: Sequence, token: int) -> None:
         """Make ``member`` a copy of ``parent`` with ``token`` appended."""
         member.token_ids = [*parent.token_ids, token]
-        has_blocks = parent in self._queues.running  # it may have been preempted meanwhile
+        has_blocks = parent in self._queues.running  # False if the parent was preempted meanwhile
         shared = parent.cache.num_tokens if has_blocks and self._tables.can_share() else 0
         self._tables.share(parent.cache, member.cache, shared)
         if shared:

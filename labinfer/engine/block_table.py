@@ -23,7 +23,7 @@ class BlockGroup(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class BlockTable:
-    """Blocks of a sequence in the order of its tokens."""
+    """Blocks of a sequence in one ``BlockGroup``, in the order of the tokens."""
 
     blocks: list[int] = field(default_factory=list)
     num_freed: int = 0
@@ -109,11 +109,11 @@ class SequenceCache(BlockTable):
     or of all layers if sliding-window layers have no separate blocks."""
 
     salt: str = ""
-    """Only sequences with equal salts share cached blocks."""
+    """Prefix-cache salt: only sequences with equal salts share cached blocks."""
     num_tokens: int = 0
     """Tokens in the KV cache or scheduled to be written there; also the position of the next token."""
     num_dropped: int = 0
-    """Tokens that context shifts have removed."""
+    """Number of the sequence's tokens that context shifts removed from the KV cache."""
     windowed: BlockTable = field(default_factory=BlockTable)
     """Block table of the sliding-window layers, if they have separate blocks; see ``WindowedBlocks``."""
     keeps_windows: bool = False

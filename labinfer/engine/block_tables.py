@@ -298,8 +298,8 @@ class BlockTables:
                 self.release(cache)
 
     def reserve_for_shift(self, cache: SequenceCache, num_behind: int) -> None:
-        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. A shift brings
-        earlier tokens back into a sliding window longer than that, so the sequence then keeps all its window blocks."""
+        """Prepare a sequence for context shifts that keep ``num_behind`` tokens after the removed ones. If a sliding window is
+        longer than ``num_behind``, a shift brings earlier tokens back into it, so the sequence keeps all its window blocks."""
         cache.keeps_windows = self.windows is not None and not self.windows.fits_in(num_behind)
 
     def shift(self, cache: SequenceCache, begin: int, end: int) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeVar
 STATES_EACH = 2
 """State slots per running sequence: one for its own state, and one for a shared snapshot."""
 STATE_FRACTION = 0.5
-"""Maximum fraction of the cache memory for states."""
+"""Maximum fraction of the cache memory for recurrent states."""
 WINDOWS_EACH = 2
 """Windows per running sequence for which window blocks are useful: its own, and one cached for other sequences."""
 BLOCKS_TO_WINDOW_BLOCK = 4
@@ -113,7 +113,7 @@ class BlockRoom:
         return max(0, min(useful, self.num_bytes // max(1, self.block_bytes + self.window_block_bytes)))
 
     def window_blocks(self, needs: WindowNeeds) -> int:
-        """Number of window blocks: ``needs.useful``, or their share of a short memory (at least ``needs.least``)."""
+        """Number of window blocks: ``needs.useful``, or fewer by ``BLOCKS_TO_WINDOW_BLOCK`` if memory is short; at least ``needs.least``."""
         share = self.num_bytes // max(1, BLOCKS_TO_WINDOW_BLOCK * self.block_bytes + self.window_block_bytes)
         return min(needs.useful, max(needs.least, share))
 
@@ -135,7 +135,7 @@ class CacheRoom:
     window_block_bytes: int = 0
     """Bytes of a window block over all sliding-window layers."""
     state_bytes: int = 0
-    """Bytes of a sequence's state."""
+    """Bytes of a sequence's recurrent state."""
 
     @classmethod
     def sum(cls, rooms: Iterable[CacheRoom]) -> CacheRoom:
@@ -147,7 +147,7 @@ class CacheRoom:
         return states_that_fit(max(0, self.num_bytes), self.state_bytes, max_num_seqs)
 
     def for_blocks(self, max_num_seqs: int) -> BlockRoom:
-        """Memory that the states leave for KV blocks."""
+        """Memory that the recurrent states of ``max_num_seqs`` sequences leave for KV blocks."""
         return BlockRoom(
             num_bytes=self.num_bytes - self.num_states(max_num_seqs) * self.state_bytes,
             block_bytes=self.block_bytes,
@@ -155,7 +155,7 @@ class CacheRoom:
         )
 
     def used_bytes(self, blocks: BlockCounts) -> int:
-        """Bytes that ``blocks`` take."""
+        """Bytes that the KV and window blocks of ``blocks`` take on this rank."""
         num_windowed = blocks.num_window_blocks or blocks.num_blocks
         return blocks.num_blocks * self.block_bytes + num_windowed * self.window_block_bytes
 

@@ -243,7 +243,7 @@ class DraftLengths:
         self._rate(sequence).add(num_accepted, num_tried, KEPT_OF_SEQUENCE)
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Forget sequences that have ended."""
+        """Drop the acceptance rates of sequences that have ended."""
         for sequence in sequences:
             self._sequences.pop(sequence, None)
             self._probed = None if sequence is self._probed else self._probed

@@ -230,8 +230,8 @@ class Drafts(Speculation):
     def _plan_mtp(self, chosen: MutableMapping[Sequence, int], num_micro_batches: int) -> None:
         """Set the number of tokens that the MTP layer, if there is one, drafts after the tokens that this step samples.
 
-        The layer caches keys and values of its drafted tokens except the last. Drafts are cut to the blocks that are
-        free for these.
+        The layer caches keys and values of its drafted tokens except the last. Drafts are cut to the free blocks for these
+        keys and values.
 
         Args:
             chosen: number of tokens to run by sequence.
@@ -347,7 +347,7 @@ class Drafts(Speculation):
                     raise ValueError(f"{token!r:.60} is not a token id (vocabulary of {self._vocab_size})")
         except (PeerLost, WaitTimeout):
             raise  # the rank of a remote drafter is lost
-        except Exception as error:  # noqa: BLE001 - it may be anybody's code, and no answer needs it
+        except Exception as error:  # noqa: BLE001 - a plugin's proposer may raise anything, and no answer needs drafts
             self._switch_off(error)
             return [[] for _ in limits]
         assert lengths_after == lengths, f"{type(self.proposer).__name__} modified a sequence"
@@ -385,11 +385,11 @@ class Drafts(Speculation):
             self._tables.drop_saved(sequence.cache)
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Forget sequences that have ended."""
+        """Drop the state kept for sequences that have ended, also the proposer's."""
         self._lengths.forget(sequences)
         self._asked_before.difference_update(sequences)
         if self.proposer is not None:
             try:
                 self.proposer.forget(sequences)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - as in ``_propose``
                 self._switch_off(error)

@@ -8,7 +8,7 @@ from labinfer.engine.spec import EngineSpec
 
 
 def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> MTPProposer:
-    """Make the proposer of the method ``mtp``."""
+    """Make the proposer of the method ``mtp`` of ``--speculative-config``."""
     return MTPProposer()
 
 

@@ -11,7 +11,7 @@ MAX_MATCHES = 16
 
 
 def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> NgramProposer:
-    """Make the proposer of the method ``ngram``."""
+    """Make the proposer of the method ``ngram`` of ``--speculative-config``."""
     return NgramProposer(options.prompt_lookup_min, options.prompt_lookup_max)
 
 

@@ -94,7 +94,7 @@ class SchedulerState:
 
 @dataclass(frozen=True)
 class Budget:
-    """Upper bounds of one micro-batch."""
+    """Maximum numbers of decodes and of prompt tokens in one micro-batch."""
 
     num_decodes: int
     num_prefill_tokens: int

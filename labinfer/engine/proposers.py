@@ -30,7 +30,7 @@ def find_proposer(options: SpeculativeOptions) -> MakeProposer:
     def make_proposer(options: SpeculativeOptions, spec: EngineSpec) -> Proposer:
         try:
             return make(options, spec)
-        except Exception as error:  # noqa: BLE001 - it may be anybody's code
+        except Exception as error:  # noqa: BLE001 - the user's file may raise anything
             raise UserError(
                 f"{FLAG}: {locate(error, source_path(make))} failed to create a proposer: {describe_error(error)}"
             ) from error

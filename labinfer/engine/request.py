@@ -33,7 +33,7 @@ class Request:
     output_token_ids: tuple[int, ...] = ()
     """Output tokens of an interrupted answer; generation resumes after them as if never interrupted."""
     cache_salt: str = ""
-    """Only requests with equal salts share KV blocks."""
+    """Prefix-cache salt: only requests with equal salts share KV blocks."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     """``SamplingParams.bad_words`` as token ids."""
     priority: int = 0

@@ -159,7 +159,7 @@ class Scheduler:
         for entry, sequence, brought in zip(batch.plan.entries, batch.sequences, result.entries, strict=True):
             assert len(brought.token_ids) == entry.num_samples, f"step {result.step_id} sampled other rows than planned"
             sequence.num_in_flight -= 1
-            if sequence.finish_reason is not None:  # it was aborted meanwhile
+            if sequence.finish_reason is not None:  # the sequence was aborted meanwhile
                 continue
             if sequence.num_results_to_discard:
                 sequence.num_results_to_discard -= 1
@@ -298,7 +298,7 @@ class Scheduler:
         for sequence in sequences:
             if used == budget or len(chosen) == most:
                 break
-            if sequence.cache.blocks:  # it may have just been preempted
+            if sequence.cache.blocks:  # False if the sequence has just been preempted
                 used += self._choose(chosen, sequence, budget - used)
         return used
 
@@ -368,7 +368,7 @@ class Scheduler:
         else:
             self._tables.release(victim.cache)
             if victim.needs_all_prompt_outputs:
-                victim.prompt_logprobs = []  # they are computed again
+                victim.prompt_logprobs = []  # computed again with the prompt
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
         self.queues.enqueue(victim)
@@ -376,7 +376,7 @@ class Scheduler:
     def _prefers_swap(self, victim: Sequence) -> bool:
         """Whether to swap rather than recompute: by ``preemption_mode``, or by the estimated times for ``auto``."""
         if victim.request.pooling in WHOLE_PROMPT_POOLINGS:
-            return False  # its partial sum of hidden states is on the workers, which forget it
+            return False  # the workers drop a pooled prompt's partial sum of hidden states
         mode, num_tokens = self._options.preemption_mode, victim.cache.num_tokens
         if mode != "auto" or self._times is None:
             return mode == "swap"

@@ -116,7 +116,7 @@ class Sequence:
 
     @property
     def num_positions(self) -> int:
-        """Tokens in the KV cache once all known tokens have run, without context shifts."""
+        """Number of tokens in the KV cache once all of ``token_ids`` have run: at most ``max_context``."""
         return min(len(self.token_ids), self.max_context)
 
     @property
@@ -300,7 +300,7 @@ class Sequence:
         )
 
     def result_bytes(self, begin: int, num_samples: int, num_drafts: int = 0) -> int:
-        """Maximum bytes of the ``EntryResult`` of a step that runs the sequence's scheduled tokens from ``begin`` on."""
+        """Maximum bytes of the ``EntryResult`` of a chunk: the sequence's scheduled tokens from index ``begin`` on."""
         num_numbers = self.vector_size if self.num_unscheduled == 0 else 0
         num_prompt = (
             max(0, min(self.num_scheduled, self.num_prompt_tokens - 1) - begin) if self.needs_all_prompt_outputs else 0

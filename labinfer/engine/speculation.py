@@ -60,4 +60,4 @@ class Speculation:
         """Record that no sequence runs or waits."""
 
     def forget(self, sequences: list[Sequence]) -> None:
-        """Forget sequences that have ended."""
+        """Drop the state kept for sequences that have ended."""

@@ -33,7 +33,7 @@ class WindowedBlocks:
         self._unseen: list[tuple[SequenceCache, int]] = []
 
     def fits_in(self, num_tokens: int) -> bool:
-        """Whether the window of the next token lies within the last ``num_tokens`` tokens."""
+        """Whether the next token attends to no token before the last ``num_tokens``."""
         return num_tokens >= self._window - 1
 
     def first_seen(self, cache: SequenceCache, num_tokens: int) -> int:
@@ -79,13 +79,13 @@ class WindowedBlocks:
 
     def _find_seen(self, cache: SequenceCache, digests: Sequence[bytes]) -> tuple[int, list[int]]:
         """Index of the first block that a sequence needs, and the cached blocks from there on."""
-        if cache.host_blocks:  # it is swapped out
+        if cache.host_blocks:  # the sequence is swapped out
             return cache.windowed.num_freed, []
         first = self.first_seen(cache, self.blocks.tokens_in(len(digests)))
         return first, self.blocks.find(digests[first:])
 
     def _length(self, cache: SequenceCache, first: int, num_tokens: int) -> int:
-        """Length of the block table of a sequence at admission."""
+        """Length of a sequence's window-block table at admission; ``first`` is the first block that its next token attends to."""
         length = self.blocks.blocks_for(num_tokens)
         if not cache.keeps_windows:
             length = min(length, first + self._held_between_steps)
