@@ -11,7 +11,7 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class HostCopies:
-    """Copies between host and device memory of a rank on the CPU, which share one memory. ``AcceleratorCopies`` overrides them."""
+    """Copies between host memory and the device. This base class is for the CPU, ``AcceleratorCopies`` for accelerators."""
 
     def upload(self, numbers: torch.Tensor, dest: torch.Tensor) -> None:
         """Copy ``numbers`` from host memory to ``dest``, on the device."""

@@ -99,7 +99,7 @@ class ModelRunner:
         self._sequences: dict[int, SequenceState] = {}
         self.sampler = Sampler(REGISTRY.parts("logits_processor"), functions, self._copies)
         self.drafter: StepDrafter | None = None
-        """Set on ranks whose steps also draft tokens (MTP)."""
+        """Drafts tokens after each step (MTP layer); None on ranks that draft none."""
 
     def with_layers(self, indices: Sequence[int]) -> ModelRunner:
         """Return a runner of only some of this one's layers, with its weights, cache and sequences; for measurements.

@@ -26,7 +26,7 @@ class MTPDraft:
     row: int
     """Row of the last valid token: drafted tokens after it were rejected. The draft follows the token sampled there."""
     context_len: int
-    """Number of tokens in the cache up to ``row``."""
+    """Number of tokens in the KV cache up to ``row``, included."""
     count: int
     """Number of tokens to draft."""
     token_ids: list[int]
@@ -36,7 +36,7 @@ class MTPDraft:
 
     @property
     def length(self) -> int:
-        """Number of tokens in the cache of the MTP layer once it has run the next one."""
+        """Number of tokens in the MTP layer's KV cache once the layer has run the next token."""
         return self.context_len + len(self.tokens)
 
 
@@ -116,7 +116,7 @@ class MTPDrafter:
             draft.token_ids.append(token)
 
     def _run(self, drafts: Sequence[MTPDraft], hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Run the layer on its own output and the tokens drafted from it, (R, D) → (R, D)."""
+        """Run the MTP layer on the last token of each draft and the layer's previous output: (R, D) → (R, D), a row per draft."""
         positions = [draft.length - 1 for draft in drafts]
         slots = [
             slot

@@ -104,7 +104,7 @@ class Sampler:
         logits_V = logits_V.clamp(min=UNLIKELY)
         for omitted in ("", MIN_TOKENS)[: 1 + bool(row.mask)]:
             processed_V = self._apply(logits_V, row, banned_V, omitted)
-            if (processed_V != NEVER).any():  # logits that are NaN are not forbidden
+            if (processed_V != NEVER).any():  # NaN counts as allowed
                 return processed_V
         return None
 
@@ -153,7 +153,7 @@ def measure(
     Args:
         with_ranks: whether to compute the rank of each token.
     """
-    places = (token_id % logprobs_BV.shape[1] for token_id in token_ids)  # ``NO_TOKEN`` has any token's
+    places = (token_id % logprobs_BV.shape[1] for token_id in token_ids)  # any valid index in place of ``NO_TOKEN``
     logprobs_B1 = logprobs_BV.gather(1, int64_tensor(places, logprobs_BV.device).unsqueeze(1))
     parts = [logprobs_B1, *logprobs_BV.topk(max(tops))]
     if with_ranks:

@@ -76,7 +76,7 @@ class StepSinks:
         for sink in [*self._sinks]:
             try:
                 sink.write(step)
-            except Exception as error:  # noqa: BLE001 - it may be anybody's code
+            except Exception as error:  # noqa: BLE001 - a plugin's sink may raise anything
                 logger.warning(
                     "warning: the step sink %s failed at step %d and is disabled: %r",
                     type(sink).__name__,
@@ -96,5 +96,5 @@ class StepSinks:
 def _close(sink: StepSink) -> None:
     try:
         sink.close()
-    except Exception as error:  # noqa: BLE001 - it may be anybody's code
+    except Exception as error:  # noqa: BLE001 - a plugin's sink may raise anything
         logger.warning("warning: the step sink %s failed to close: %r", type(sink).__name__, error)

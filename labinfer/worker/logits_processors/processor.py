@@ -73,5 +73,5 @@ def check_logits_processors(requested: Mapping[str, Any], prompt_ids: list[int],
         try:
             REGISTRY.find("logits_processor", name)(logits_V, value, row)
             assert not logits_V.isnan().any(), "it makes logits NaN"
-        except Exception as error:  # noqa: BLE001 - it may be anybody's code
+        except Exception as error:  # noqa: BLE001 - a plugin's processor may raise anything
             raise UserError(f"the logits processor {name} rejects {value!r:.60}: {error!r:.200}") from None
