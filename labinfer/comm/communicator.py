@@ -123,7 +123,7 @@ class Communicator(ABC):
         self.all_gather(torch.zeros(1, dtype=torch.uint8))
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        """Bytes of every rank, in rank order. Lengths may differ."""
+        """Gather ``data`` of every rank, in rank order. Lengths may differ."""
         lengths = [int(length) for length in self.all_gather(torch.tensor([len(data)], dtype=torch.int64))]
         if max(lengths) == 0:
             return [b""] * self.size

@@ -180,7 +180,7 @@ class HealthChannel:
         self._tell_all(StatsRequest(detail))
 
     def close(self) -> None:
-        """Send a goodbye: after it, the end of this rank is no failure."""
+        """Send a ``Goodbye``, so that the peers do not report the end of this rank as a failure."""
         if not self._closing:
             self._closing = True
             atexit.unregister(self.close)

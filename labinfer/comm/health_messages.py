@@ -36,7 +36,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     investigate: bool = False
     """Whether rank 0 collects the states of all ranks before the group ends (after a timeout)."""
     stopped: tuple[int, ...] = ()
-    """Silent ranks. Ranks on their machines kill them."""
+    """Ranks without heartbeats, which other ranks on their machines kill."""
 
 
 class StateRequest(msgspec.Struct, frozen=True, tag="what"):

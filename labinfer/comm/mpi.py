@@ -202,7 +202,7 @@ def forget_segments() -> None:
 
 
 def _finalize(library: ctypes.CDLL, leaving: Callable[[], AbstractContextManager]) -> None:
-    """Finalize MPI before mpi4py does: its call would wait without a timeout, as Python threads no longer run by then."""
+    """Finalize MPI before mpi4py does: mpi4py's call would wait without a timeout, as Python threads no longer run by then."""
     if not MPI.Is_finalized():
         with leaving():
             library.MPI_Finalize()

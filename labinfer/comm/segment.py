@@ -20,7 +20,7 @@ class SegmentAddress(msgspec.Struct, frozen=True):
     target: str
     """Link target of ``path``. On another machine the path has another target."""
     size: int
-    """Size in bytes."""
+    """Size of the segment in bytes."""
 
 
 def create_segment(size: int) -> tuple[mmap.mmap, int, SegmentAddress]:

@@ -71,7 +71,7 @@ inline void cpu_relax() {
 
 void arrive(Member& m) { m.counters[m.rank].arrivals.store(++m.arrivals, std::memory_order_release); }
 
-// The first rank whose counter is behind this rank's after so many nanoseconds; -1 when there is none.
+// First rank whose counter is still behind this rank's after `nanoseconds`; -1 if there is none.
 int64_t late(const Member& m, int64_t nanoseconds) {
   using clock = std::chrono::steady_clock;
   clock::time_point begin{};
@@ -90,7 +90,7 @@ int64_t late(const Member& m, int64_t nanoseconds) {
   return -1;
 }
 
-// Numbers [begin, end) of all ranks' slots, added in float32 in the order of ranks and rounded once.
+// Sums elements [begin, end) over all ranks' slots, in float32 and in rank order, and rounds once.
 template <typename T>
 void sum(const Member& m, int64_t begin, int64_t end, T* to) {
   float total[BLOCK];
@@ -158,7 +158,7 @@ int64_t all_reduce_bfloat16(Member* member, bf16* data, int64_t count, int64_t n
   return all_reduce(*member, data, count, nanoseconds);
 }
 
-// Show the others some bytes. The others' slots of this operation may be read until the next operation begins.
+// Publishes bytes of this rank in its slot. The slots that other ranks publish in this operation can be read until the next one begins.
 int64_t exchange(Member* member, const void* data, int64_t bytes, int64_t nanoseconds) {
   Member& m = *member;
   if (m.phase == NOTHING) {

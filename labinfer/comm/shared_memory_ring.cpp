@@ -17,22 +17,22 @@
 
 namespace {
 
-// In front of a ring's bytes; shared_memory_ring.py knows its size. Both count bytes since the start, each in a cache line of its own
-// and the next one.
+// Header of a ring; shared_memory_ring.py knows its size. Both counters count bytes since the start. Each has its own cache line and the
+// next one.
 struct Counters {
   alignas(128) std::atomic<uint64_t> written;
   alignas(128) std::atomic<uint64_t> read;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(Counters) == 256, "see shared_memory_ring.py");
 
-// Of one process; shared_memory_ring.py knows its size.
+// Wake-up event of one process; shared_memory_ring.py knows its size.
 struct alignas(128) Event {
   std::atomic<uint32_t> count;   // of notifications
   std::atomic<uint32_t> sleeps;  // whether the process sleeps until the next one
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(Event) == 128, "see shared_memory_ring.py");
 
-// The bytes of a ring: ``room`` of them, a multiple of 8. Positions wrap around.
+// Payload of a ring: ``room`` bytes, a multiple of 8. Positions wrap around.
 struct Ring {
   uint8_t* bytes;
   int64_t room;
@@ -68,7 +68,7 @@ void event_notify(Event* event) {
 
 int64_t event_count(Event* event) { return event->count.load(); }
 
-// Sleep until the count is no longer ``count``, or the time is over.
+// Sleeps until the event's count differs from ``count``, or the timeout passes.
 void event_sleep(Event* event, int64_t count, int64_t nanoseconds) {
   timespec limit{time_t(nanoseconds / 1000000000), long(nanoseconds % 1000000000)};
 #ifdef __linux__
@@ -80,7 +80,7 @@ void event_sleep(Event* event, int64_t count, int64_t nanoseconds) {
 #endif
 }
 
-// Write a message of two parts, and notify the reader. Returns 0 if there is no room for it yet.
+// Writes a message of two parts, and notifies the reader. Returns 0 if the ring has no room for the message yet.
 int64_t ring_write(Counters* counters, int64_t room, Event* reader, const void* head, int64_t head_size, const void* body,
                    int64_t body_size) {
   Ring ring(counters, room);
@@ -95,7 +95,7 @@ int64_t ring_write(Counters* counters, int64_t room, Event* reader, const void* 
   return 1;
 }
 
-// Read the oldest message, if it has ``size`` bytes. Returns its size, also if that is another one; -1 if there is no message.
+// Reads the oldest message if it has ``size`` bytes. Returns the message's size, even if it differs; -1 without a message.
 int64_t ring_read(Counters* counters, int64_t room, void* message, int64_t size) {
   Ring ring(counters, room);
   uint64_t at = counters->read.load(std::memory_order_relaxed);

@@ -62,7 +62,7 @@ class RankGroup:
     """All ranks of the launch."""
     threads: ThreadChoice = ThreadChoice(1, "not chosen yet")
     made: list[Communicator] = field(default_factory=list)
-    """Communicators that were split off, in equal order on every rank; they are closed with the group."""
+    """Communicators that ``split`` made, in one order on all ranks; they are closed with the group."""
 
     @property
     def rank(self) -> int:
@@ -107,7 +107,7 @@ class RankGroup:
             )
 
     def gather_bytes(self, data: bytes) -> dict[int, bytes]:
-        """Bytes of every rank, by world rank; collective."""
+        """Gather ``data`` of every rank, by world rank; collective."""
         return dict(zip(self.ranks, self.comm.all_gather_bytes(data), strict=True))
 
     @contextmanager
@@ -172,8 +172,8 @@ class RankGroup:
         self.made.clear()
 
     def close(self, patient: bool = False) -> None:
-        """Leave the group in order; collective. Closes split-off communicators. The transport ends with the process, as another LLM may
-        use it until then.
+        """Leave the group without an error; collective. Closes split-off communicators. The transport ends with the process, as another
+        LLM may use it until then.
 
         Args:
             patient: whether to wait for the other ranks without a timeout, as a spare rank does while they work.

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM of a run, and the death of the launcher."""
+"""SignalGuard: handling of SIGINT and SIGTERM during a run; and the end of a process whose parent dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SignalGuard:
     def __init__(self) -> None:
         self.signum = 0
         self.running = False
-        """Whether a run is active, which rank 0 shuts down in order."""
+        """Whether a run is active, so that rank 0 ends it after a signal before the process exits."""
         self.interrupt_ends = True
         """Whether SIGINT requests a shutdown. In a chat it is only recorded."""
         self.grace_seconds = GRACE_SECONDS

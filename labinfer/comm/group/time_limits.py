@@ -19,7 +19,7 @@ from labinfer.comm.spmd.processes import stopped_ancestor, stopped_siblings
 TRANSPORT_SECONDS = 2.0
 """Seconds added to the timeout, so that a transport with a timeout of its own reports the error first."""
 POLL_SECONDS = 0.5
-"""Interval between checks for stopped ranks."""
+"""Seconds between two checks for stopped ranks."""
 
 
 @contextmanager

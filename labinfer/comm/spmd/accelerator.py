@@ -18,22 +18,22 @@ NO_ALLOCATOR = "is not a DeviceAllocator"
 
 
 def memory_info(device: torch.device) -> tuple[int, int] | None:
-    """Free and total bytes of an accelerator; None if torch does not tell."""
+    """Free and total bytes of an accelerator; None if torch does not report them."""
     return _ask(device, "get_memory_info", "mem_get_info")
 
 
 def memory_reserved(device: torch.device) -> int:
-    """Bytes of an accelerator that this process has reserved; 0 if torch does not tell."""
+    """Bytes of an accelerator that this process has reserved; 0 if torch does not report them."""
     return _ask(device, "memory_reserved", "memory_reserved") or 0
 
 
 def max_memory_allocated(device: torch.device) -> int:
-    """Peak of the bytes that this process allocated on an accelerator; 0 if torch does not tell."""
+    """Peak of the bytes that this process allocated on an accelerator; 0 if torch does not report it."""
     return _ask(device, "max_memory_allocated", "max_memory_allocated") or 0
 
 
 def hardware_name(device: torch.device) -> str:
-    """Product name of an accelerator, such as ``NVIDIA H200``; its type if torch does not tell."""
+    """Product name of an accelerator, such as ``NVIDIA H200``; its type if torch does not report the name."""
     module = getattr(torch, device.type, None)
     with suppress(RuntimeError, AttributeError):
         return str(module.get_device_name(device.index))

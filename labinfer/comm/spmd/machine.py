@@ -161,7 +161,7 @@ def free_memory(device: torch.device, num_kv_blocks: int = 0) -> int:
         num_kv_blocks: ``--num-kv-blocks``. If it is given, an accelerator whose free memory is unknown has ``UNKNOWN_BYTES``.
 
     Raises:
-        UserError: torch does not tell the free memory of an accelerator.
+        UserError: torch does not report the free memory of an accelerator.
     """
     if device.type == "cpu":
         available = _meminfo("MemAvailable")
@@ -176,7 +176,7 @@ def free_memory(device: torch.device, num_kv_blocks: int = 0) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Total bytes of a device, 0 if torch does not tell; for the CPU, the machine's memory within the limits of the container and of this process."""
+    """Total bytes of a device, 0 if torch does not report them; for the CPU, the machine's memory within the limits of container and process."""
     if device.type != "cpu":
         return (memory_info(device) or (0, 0))[1]
     return int(min(_meminfo("MemTotal"), Cgroup().memory_limit(), address_space_limit()))
@@ -191,7 +191,7 @@ def used_memory(device: torch.device, total: int) -> int:
 
 
 def _meminfo(name: str) -> int:
-    """Bytes that the line ``name`` of ``/proc/meminfo`` tells."""
+    """Bytes in the line ``name`` of ``/proc/meminfo``."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
 
