@@ -232,7 +232,7 @@ def check_link(link: NetworkLink, name: str) -> None:
 
 
 def _merge(machines: Sequence[Machine]) -> list[Machine]:
-    """Each machine once, with the costs of all its probes in different dtypes, quantizations and tensor-parallel degrees.
+    """Merge the entries of each machine into one, with the costs of all its probes (dtypes, quantizations, tensor-parallel degrees).
 
     Raises:
         UserError: two probes have equal dtype, quantization and degree, or different numbers of ranks.

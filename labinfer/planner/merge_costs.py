@@ -15,7 +15,7 @@ BYTES_BY_KIND = ("layer_bytes", "kv_bytes", "state_bytes")
 
 
 def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
-    """Costs of a machine: maximum seconds and bytes of its ranks, mean bytes, minimum memory and savings; the rest is from ``ranks[0]``.
+    """Costs of a machine: maximum seconds and bytes of its ranks, mean bytes, minimum memory and savings; other fields of ``ranks[0]``.
 
     Args:
         ranks: costs of the ranks of one machine, all with equal layers.

@@ -77,7 +77,7 @@ class CacheDemand:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of a layout."""
+    """One stage of a layout: its layers, and the costs of the machine that runs them."""
 
     machine: str
     costs: HostCosts
@@ -234,7 +234,7 @@ class Criterion:
     path: Parts
     """Steps whose times are summed over all stages and all sends between stages."""
     bottleneck: Parts
-    """Steps whose time is the maximum over all stages and links."""
+    """Steps for which the slowest stage or link counts."""
     adds: bool
     """Whether the sum over stages and the slowest stage are added; otherwise the larger of the two counts."""
     scale: float = 1.0

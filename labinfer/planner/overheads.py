@@ -16,9 +16,9 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     0045."""
 
     schedule: float = 300e-6
-    """Seconds to schedule a step and to process its result, on rank 0: constant part."""
+    """Constant part of the seconds that rank 0 takes to schedule a step and to process its result."""
     schedule_sequence: float = 20e-6
-    """Seconds to schedule a sequence of a micro-batch and to process its result, its token included, on rank 0."""
+    """Seconds that rank 0 takes per sequence of a step to schedule it and to process its token."""
     schedule_token: float = 0.5e-6
     """Seconds of scheduling per token of a new prompt."""
     broadcast: float = 60e-6

@@ -56,7 +56,7 @@ class FormLevel(NamedTuple):
     worst: int
     """Highest position that the form of any kind of machine has in its list."""
     total: int
-    """Sum of the positions over all kinds of machines."""
+    """Sum of the forms' positions over all kinds of machines."""
 
 
 FIRST_FORMS = FormLevel(0, 0)

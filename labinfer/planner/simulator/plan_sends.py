@@ -15,7 +15,7 @@ class PlanSends:
     of that stage."""
 
     broadcast: int
-    """Number of all sends of rank 0."""
+    """Number of sends of a plan by rank 0, to ranks of any stage."""
     direct: list[int]
     """Number of sends of rank 0 up to the last rank that it serves in each stage; 0 if other ranks send to the whole
     stage."""

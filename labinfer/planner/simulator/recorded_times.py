@@ -34,7 +34,7 @@ class _Step:
     plan_wait: Slice | None
     """Wait for the plan; None on rank 0, which makes it."""
     before: int
-    """End of the previous step; for the first step, arrival of its plan."""
+    """Time from which the rank was free for the step: end of the previous step, or arrival of the first step's plan."""
     parts: dict[str, Slice] = field(default_factory=dict)
 
     @property
@@ -148,7 +148,7 @@ def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
 
 
 def _read_steps(track: Track) -> dict[int, _Step]:
-    """Complete steps, by id."""
+    """Steps of ``track`` whose parts were all recorded, by step id."""
     steps: dict[int, _Step] = {}
     plan_wait, before = None, None
     outer = [slice for slice in track.slices if slice.name in ("wait for a plan", "step")]
@@ -216,7 +216,7 @@ def busy_fraction(track: Track, begin: int, end: int) -> float:
 
 
 def working_time(tracks: Iterable[Track]) -> tuple[int, int]:
-    """Start of the first step, and end of the last wait for tokens."""
+    """Start of the first step, and end of the last wait for tokens or step, in nanoseconds."""
     bounds = [
         (slice.begin, slice.end)
         for track in tracks
