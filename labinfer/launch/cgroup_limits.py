@@ -39,7 +39,7 @@ def memory_share(group: RankGroup, devices: Mapping[int, DeviceName]) -> int:
         devices: device of each rank.
 
     Raises:
-        UserError: torch does not tell the free memory of an accelerator.
+        UserError: torch does not report the free memory of an accelerator.
     """
     device = torch_device(devices[group.rank])
     if device.type != "cpu" and memory_info(device) is None:

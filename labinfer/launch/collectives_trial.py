@@ -32,7 +32,7 @@ RANKS = 2
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two processes, and the device type whose collectives it tries."""
+    """Request to one of the two processes: its rank, and the device type whose collectives to try."""
 
     device_type: str
     rank: int

@@ -17,7 +17,7 @@ from labinfer.models.layers.context import StageContext
 def offload_experts(
     context: StageContext, layout: Layout, providers: Iterable[Provider]
 ) -> tuple[StageContext, ExpertOffload | None]:
-    """Stage context with functions that read experts from a file, and their offload. The offload is None if all experts are in memory.
+    """Stage context with functions that read experts from a file, and the ``ExpertOffload``; None in its place if all experts are in memory.
 
     Raises:
         UserError: no provider supports expert offload.

@@ -1,4 +1,4 @@
-"""RankRuntime: the runtime objects of a rank."""
+"""RankRuntime: the objects with which a rank runs its part of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from labinfer.worker.worker import Worker
 
 @dataclass(kw_only=True)
 class RankRuntime:
-    """Runtime objects of a rank."""
+    """Objects with which a rank runs its part of a model: worker, communicators, statistics."""
 
     layout: Layout
     place: Place

@@ -109,7 +109,7 @@ def drop_failing(
         return
     calls = [*dict.fromkeys(model_calls), *protocol_calls()]
     cases = list(make_cases(registry, [setting], calls))
-    if not cases:  # those of a plugin may be for other devices
+    if not cases:  # a plugin's implementations may be for other devices
         return
     request = TrialRequest(
         device=str(setting.device),
@@ -156,7 +156,7 @@ def _findings(cases: Sequence[TrialCase], trials: Trials, request: TrialRequest)
         lambda message: findings.append(message.finding) if message.has_ended else None,
         seconds=SECONDS,
     )
-    # Those "not tried" so far are further cases, beyond the time budget.
+    # Findings "not tried" so far are about further cases, beyond the time budget.
     findings = [finding for finding in findings if finding.verdict != "not tried"]
     known = {finding.key for finding in findings}
     missing = {case.key: case for case in reversed(cases) if case.key not in known}
@@ -203,7 +203,7 @@ def _failed(
 
 
 def _read(path: Path | None) -> TrialRecord:
-    """A cached record; an empty one without a usable file."""
+    """Read the cached record at ``path``; an empty record if the file is missing or damaged."""
     try:
         if path is not None:
             return msgspec.json.decode(read_sealed(path), type=TrialRecord)

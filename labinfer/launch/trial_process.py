@@ -202,7 +202,7 @@ def follow_forks(request: TrialRequest, on_message: Callable[[Message], None]) -
                 os.kill(pid, signal.SIGKILL)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if running is None:
-            if silence or status not in (0, 1):  # a fork that raises has told why
+            if silence or status not in (0, 1):  # a fork that raises has printed the error
                 how = f"is silent for {silence:g} s" if silence else _how_ended(status)
                 write_error(f"the process that prepares the functions of {request.device} {how}\n")
             return

@@ -137,7 +137,7 @@ def check_reproducible_kernels(registry: FunctionRegistry, calls: RankCalls, ove
             )
     for target, candidates in calls.candidates.items():
         item = candidates[next(reversed(candidates))]
-        if not item.devices:  # torch is for any device
+        if not item.devices:  # a provider without devices is torch's, for any device
             raise UserError(
                 f"--reproducible: the bits of {target}={item.name}, of torch, may depend on the batch; use the compiled functions: "
                 "no --functions, and a C++ compiler (g++ or clang++)"

@@ -51,7 +51,7 @@ def read_costs(
 
 
 def write_costs(path: Path | None, costs: Any) -> None:
-    """Write the file atomically, as several processes may write it at once. An error is only logged."""
+    """Write ``costs`` to a cache file atomically, as several processes may write it at once. An error is only logged."""
     if path is None:
         return
     try:

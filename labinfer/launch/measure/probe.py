@@ -73,7 +73,7 @@ from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 logger = logging.getLogger(__name__)
 
 CACHE_FRACTION = 0.25
-"""Maximum fraction of the free memory for the KV cache."""
+"""Maximum fraction of the free memory for the KV cache of a probe."""
 STARTED_BYTES = 16 << 20
 """Memory that a CPU rank uses at startup besides weights, before KV blocks are counted: modules, buffers, page tables,
 and fragments of freed memory."""
