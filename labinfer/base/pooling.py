@@ -90,7 +90,7 @@ class EmbeddingOutput:
     key: Any
     prompt_token_ids: list[int]
     embedding: list[float]
-    """Vector with one number per hidden dimension; not normalized until ``normalized``."""
+    """Vector with one number per hidden dimension; scaled to length 1 only by ``normalized``."""
     num_cached_tokens: int
     """Prompt tokens that were found in the prefix cache."""
 

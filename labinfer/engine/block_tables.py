@@ -181,7 +181,7 @@ class BlockTables:
             self._snapshots.append((cache.state_slot, cache.digests[self.blocks.full_blocks(cache.num_tokens) - 1]))
 
     def chunk_limit(self, cache: SequenceCache) -> int | None:
-        """Number of tokens until the next snapshot of the state, where a prefill chunk must end; None for no limit."""
+        """Number of tokens until the next snapshot of the recurrent state, where a prefill chunk must end; None for no limit."""
         if self.states is None or not self.blocks.prefix_caching:
             return None
         interval = self._interval
@@ -242,12 +242,12 @@ class BlockTables:
         dest.keeps_windows, dest.last_snapshot = source.keeps_windows, source.last_snapshot
 
     def can_share(self) -> bool:
-        """Whether a state slot is free for another sequence; True if no layer keeps states."""
+        """Whether a state slot is free for another sequence; True if no layer keeps recurrent states."""
         return self.states is None or self.states.slots.num_free > 0
 
     def truncate(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Keep only the first ``num_tokens`` tokens. With states, roll back to the saved state; ``cache.num_again``
-        tokens must be run again."""
+        """Keep only the first ``num_tokens`` tokens. With recurrent states, roll back to the saved one; ``cache.num_again``
+        tokens must then be run again."""
         assert num_tokens <= cache.num_tokens and not cache.host_blocks
         if self.states is not None:
             assert cache.saved_slot is not None and cache.num_saved <= num_tokens, "a state cannot go back"
@@ -271,7 +271,7 @@ class BlockTables:
         return None if limit is None else limit - 1
 
     def save_state(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Save the state, which covers ``num_tokens`` tokens, before a step that runs drafted tokens."""
+        """Save the recurrent state, which covers ``num_tokens`` tokens, before a step that runs drafted tokens."""
         if self.states is None:
             return
         [cache.saved_slot] = self.states.slots.allocate(1)

@@ -23,7 +23,7 @@ Summed = TypeVar("Summed")
 
 @dataclass(frozen=True, kw_only=True)
 class WindowNeeds:
-    """Number of window blocks (KV blocks of sliding-window layers) that are needed, and that are useful."""
+    """Minimum number, and maximum useful number, of window blocks (KV blocks of sliding-window layers)."""
 
     window: int
     """Window size in tokens."""

@@ -90,7 +90,7 @@ class DraftLengths:
         """Choose the draft length of each sequence, at most that of ``limits``. Sequences without a draft are left out.
 
         Args:
-            num_others: number of the step's tokens without the one token of each sequence in ``limits``.
+            num_others: number of the step's tokens besides one token of each sequence in ``limits``.
             seconds: predicts the seconds of a step from its number of tokens.
             num_micro_batches: number of steps in a round; the drafter drafts for each of them.
         """

@@ -113,7 +113,7 @@ class KVCacheManager:
                     if tensor.parts:  # the other parts stay bit-identical
                         pool, begin = _rotated_part(tensor, pool), 0
                     rotated = slice(begin, begin + tensor.rope.dim)
-                    _turn(pool, rotated, blocks, table=table, positions=positions)
+                    _rerotate(pool, rotated, blocks, table=table, positions=positions)
 
 
 def _empty_pools(forms: Mapping[str, BlockPool], num_blocks: int, device: torch.device) -> Pools:
@@ -134,7 +134,7 @@ def _rotated_part(tensor: TokenTensor, pool: TokenPool) -> TokenPool:
     return TokenPool(pool.data[..., tensor.rope_begin : end], None if pool.scale is None else pool.scale[..., index])
 
 
-def _turn(pool: TokenPool, rotated: slice, blocks: torch.Tensor, *, table: RotaryTable, positions: int) -> None:
+def _rerotate(pool: TokenPool, rotated: slice, blocks: torch.Tensor, *, table: RotaryTable, positions: int) -> None:
     """Re-rotate cached entries in ``blocks`` by ``positions``.
 
     Args:
