@@ -82,7 +82,7 @@ class Communicator(ABC):
         """
 
     def memory(self, peer: int) -> str:
-        """Device type of the memory that messages to and from ``peer`` are sent from; other tensors are copied to such memory."""
+        """Device type of the memory that messages to and from ``peer`` must be in; other tensors are copied to such memory first."""
         return "cpu"
 
     def advance(self) -> None:

@@ -18,7 +18,7 @@ class SegmentAddress(msgspec.Struct, frozen=True):
 
     path: str
     target: str
-    """Link target of ``path``. On another machine the path has another target."""
+    """Target of the symbolic link ``path``. A process of another machine finds another target there, and so rejects the address."""
     size: int
     """Size of the segment in bytes."""
 

@@ -132,7 +132,7 @@ def identify_answer_files(group: RankGroup, options: EngineOptions, directory: P
 
 
 def setting_stamps(directory: Path) -> dict[str, str]:
-    """``stamp`` of each file that a model's config may be read from, by label.
+    """``identity.stamp`` of each file that a model's config may be read from, by label.
 
     Raises:
         UserError: ``directory`` does not exist.

@@ -75,7 +75,7 @@ class Fingerprint(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, parts=self.parts | {DEFAULTS: text})
 
     def differences(self, now: Fingerprint) -> dict[str, tuple[str, str]]:
-        """Values of the parts that differ, before and ``now``, by part; the value of a missing part is "none"."""
+        """Parts that differ, each with its values in this fingerprint and in ``now``; the value of a missing part is "none"."""
         names = dict.fromkeys([*self.parts, *now.parts])
         values = {name: (self.parts.get(name, "none"), now.parts.get(name, "none")) for name in names}
         return {name: pair for name, pair in values.items() if pair[0] != pair[1]}

@@ -157,7 +157,7 @@ def run_cases(
     """Run cases, and report before and after each.
 
     Args:
-        seconds: time budget; beyond, only the first case of each implementation and dtype is run. Other cases are "not tried".
+        seconds: time budget; beyond it, only the first case of each implementation and dtype is run. Other cases are "not tried".
         begin: index of the first case to run.
         failed: ``_key`` of implementations that are not run again.
         stops_at_failure: whether to skip further cases of an implementation after its first failure.

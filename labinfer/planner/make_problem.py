@@ -77,7 +77,7 @@ def make_problem(
 
 
 def refuse_drafters(options: EngineOptions) -> None:
-    """Refuse drafters with weights, whose memory files of costs do not include.
+    """Refuse drafters with weights: cost files do not include the memory of drafters.
 
     Raises:
         UserError: ``options`` use a draft model or the MTP layer.

@@ -44,7 +44,7 @@ class EngineLimits:
     chunked_prefill_size: int = 512
     block_size: int = 16
     memory_utilization: float = 1.0
-    """Fraction of the memory left by the weights that the cache may take."""
+    """Fraction of the memory beside the weights that the KV cache and recurrent states may take."""
     kept: int | None = None
     """Leading tokens that a context shift keeps; None without context shift."""
     max_context: int = 0

@@ -198,7 +198,7 @@ def _count(number: Any) -> int:
     """``number``, checked to be an integer of at least 1.
 
     Raises:
-        ValueError: it is not.
+        ValueError: ``number`` is no such integer.
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError

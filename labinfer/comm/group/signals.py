@@ -56,7 +56,7 @@ class SignalGuard:
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def take(self, signum: int) -> None:
-        """Handle a signal of another rank as one of this process; from any thread."""
+        """Handle a signal that another rank got as if this process had got it; may be called from any thread."""
         self._take_note(signum, None)
         os.write(self._write_fd, bytes([signum]))
 
@@ -90,17 +90,17 @@ class SignalGuard:
             self.check()
 
     def _watch(self) -> None:
-        signum = self._next_wish(None)
+        signum = self._next_request(None)
         self.tell(signum)
         if self.running:
             # Launchers and terminals may send a signal twice at once; only a later one is a second request.
             time.sleep(min(DEBOUNCE_SECONDS, self.grace_seconds))
-            while self._next_wish(0):
+            while self._next_request(0):
                 pass
-            self._next_wish(self.grace_seconds - DEBOUNCE_SECONDS)
+            self._next_request(self.grace_seconds - DEBOUNCE_SECONDS)
         os._exit(128 + signum)
 
-    def _next_wish(self, seconds: float | None) -> int:
+    def _next_request(self, seconds: float | None) -> int:
         """Next signal that requests a shutdown; 0 if none arrives within ``seconds``."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:

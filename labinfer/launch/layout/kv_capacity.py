@@ -42,7 +42,7 @@ class KVCapacity:
     """Capacity of the KV cache and of the recurrent states, agreed on by all ranks."""
 
     sizes: CacheSizes
-    """Cache sizes: the minimum over all ranks, at most ``planned_blocks`` if given. Limits ``max_model_len`` to what fits."""
+    """Cache sizes: the minimum over all ranks, at most ``planned_blocks`` if given. ``max_model_len`` is at most the tokens that fit."""
     blocks_of_rank: tuple[int, ...]
     """Blocks that fit on each placed rank."""
     gain: float = 1.0

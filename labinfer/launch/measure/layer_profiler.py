@@ -24,7 +24,7 @@ BATCH_SECONDS = 0.06
 MAX_STEPS = 200
 """Maximum number of repetitions of a step in a batch."""
 NUM_BATCHES = 3
-"""Batches of repetitions, of which the median counts: the fastest batch would be faster than steps of a run."""
+"""Number of timed batches of repetitions. Their median counts: the minimum would be below the time of a step in a run."""
 INPUT_STEPS = 5
 """Number of timed repetitions of preparing inputs. The layers run before each one and evict the inputs from the CPU
 caches, as in a run."""
