@@ -117,7 +117,7 @@ class RunReport:
 
     def format(self, max_width: int = 0) -> str:
         """Format the report as text: counts and times of the run, then tables of the times and of the resources of its
-        ranks. For the argument see ``format_table``."""
+        ranks. For ``max_width`` see ``format_table``."""
         wall = self.wall_time or float("nan")
         rows = [
             ("requests", f"{self.num_finished} finished, {self.num_failed} failed"),

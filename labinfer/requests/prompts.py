@@ -17,7 +17,7 @@ TOOL_KEYS = ToolUse.__struct_fields__
 VariableName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$(?!\n)")]
 VariableValue = bool | int | float | Annotated[str, msgspec.Meta(max_length=1024)] | None
 TemplateKwargs = Annotated[dict[VariableName, VariableValue], msgspec.Meta(max_length=16)]
-"""Type of the values of chat template variables, by variable name."""
+"""Type of chat template variables: maps each variable's name to its value."""
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
 

@@ -188,7 +188,8 @@ class JobOutput:
 
     def _leave_out_failed(self) -> None:
         """Rewrite output and journal without the lines that have failed. The new journal, which names the new output
-        file, is put in place first. If the process dies before the output follows, the next run replaces it."""
+        file, is put in place first. If the process dies before the old output file is replaced, the next run replaces
+        it."""
         if not any(entry.failed for entry in self._journal.entries):
             return
         header, begin, end = dict(self._journal.header), 0, 0

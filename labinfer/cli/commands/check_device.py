@@ -30,7 +30,8 @@ from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
 SECONDS = 400.0
-"""Time budget in seconds of the trials in one process, beyond which each implementation has one case."""
+"""Time budget in seconds of the trials in one process; after it, each remaining implementation is tried with one case
+only."""
 LIMIT = 550.0
 """Timeout in seconds of all trials together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -26,7 +26,8 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.server.supervisor.supervisor import Supervisor
 
 GRACE_SECONDS = 86400.0
-"""Maximum seconds from a signal to the end of this process; the group's own limits are shorter."""
+"""Maximum seconds from a signal to the end of this process: only a bound, as the group's own timeouts are far
+shorter."""
 
 
 def run(
