@@ -47,4 +47,4 @@ def test_line_for_another_model_is_warned_about_once(caplog):
 
 def test_id_that_comes_twice_is_noticed():
     job = make_job()
-    assert [job._comes_again(name) for name in ("a", 1, "1", None, None, "a", 1)] == [False] * 5 + [True] * 2
+    assert [job._is_duplicate(name) for name in ("a", 1, "1", None, None, "a", 1)] == [False] * 5 + [True] * 2
