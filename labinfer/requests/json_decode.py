@@ -84,7 +84,7 @@ def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored
                 has_whole_numbers, value = True, _whole_numbers(value)
             elif unknown and _move_parameters(value, kind):
                 pass
-            elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _leave_out(value, unknown):
+            elif unknown and ignored is not None and len(ignored) < MAX_IGNORED and _delete_unknown(value, unknown):
                 ignored.append(unknown[1][:MAX_TEXT])
             else:
                 raise _describe(text + _wrong_entry(text, kind, value), kind)
@@ -209,7 +209,7 @@ def _move_parameters(value: Any, kind: type) -> bool:
     return bool(own)
 
 
-def _leave_out(value: Any, unknown: re.Match) -> bool:
+def _delete_unknown(value: Any, unknown: re.Match) -> bool:
     """Delete from ``value`` the field that ``unknown``, a match in a message of msgspec, names. Returns whether the
     field was found."""
     name, place = unknown.groups()

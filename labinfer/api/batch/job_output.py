@@ -73,7 +73,7 @@ class JobOutput:
                 self._check_fingerprint(run.fingerprint)
             self._cut()
             if self._retry_errors:
-                self._leave_out_failed()
+                self._remove_failed()
             self.digests = {entry.number: entry.digest for entry in self._journal.entries}
             self.num_failed = sum(entry.failed for entry in self._journal.entries)
             return
@@ -186,7 +186,7 @@ class JobOutput:
     def _rewritten(self, number: int) -> Path:
         return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
 
-    def _leave_out_failed(self) -> None:
+    def _remove_failed(self) -> None:
         """Rewrite output and journal without the lines that have failed. The new journal, which names the new output
         file, is put in place first. If the process dies before the old output file is replaced, the next run replaces
         it."""

@@ -27,9 +27,9 @@ KEEP_ALIVE = (
 )
 """Socket options for TCP keep-alive: a machine that is silent for a minute counts as gone (Linux' default is two hours,
 tcp(7))."""
-LONGEST_LIST = 1 << 24
+MAX_LIST_BYTES = 1 << 24
 """Maximum bytes of a list of models."""
-LONGEST_BODY, LONGEST_TEXT = 1 << 16, 300
+MAX_ERROR_BYTES, MAX_ERROR_CHARACTERS = 1 << 16, 300
 """Maximum bytes of an error body that are read, and maximum characters of it that are shown if it is not in OpenAI's
 format."""
 API = "/v1"
@@ -135,7 +135,7 @@ class RemoteServer:
             return
         with self._ask("GET", "/models") as response:
             with self._signals.raising():
-                data = response.read(LONGEST_LIST)
+                data = response.read(MAX_LIST_BYTES)
         try:
             self.model = _parse(data, _Models).data[0].id
         except (ValueError, IndexError):
@@ -224,12 +224,12 @@ def _parse(data: bytes, kind: Any) -> Any:
 
 def _refusal(response: http.client.HTTPResponse, has_key: bool) -> AnswerFailed:
     """Exception for an HTTP error response, with the server's message and a hint."""
-    data = response.read(LONGEST_BODY)
+    data = response.read(MAX_ERROR_BYTES)
     try:
         text = _message(_parse(data, Any))
     except ValueError:
         text = ""
-    text = text or " ".join(data.decode(errors="replace").split())[:LONGEST_TEXT]
+    text = text or " ".join(data.decode(errors="replace").split())[:MAX_ERROR_CHARACTERS]
     text = text or response.reason or "no reason given"
     if response.status == http.HTTPStatus.UNAUTHORIZED:
         if not has_key:

@@ -122,14 +122,14 @@ class AdmissionControl:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # cancelled when it already had a slot: pass the slot on
-                self._hand_on(account)
+                self._pass_slot_on(account)
             else:
                 account.waiting.pop(turn, None)
             self._charge(account, -prompt_tokens)
             self._leave(account)
             raise
 
-    def _hand_on(self, account: _Account) -> None:
+    def _pass_slot_on(self, account: _Account) -> None:
         """Pass the slot of an ended request on to the account's longest-waiting request; free it if none waits."""
         for turn in account.waiting:
             if not turn.done():  # not a cancelled one, which removes itself
@@ -139,7 +139,7 @@ class AdmissionControl:
         account.num_running -= 1
 
     def _close(self, account: _Account) -> None:
-        self._hand_on(account)
+        self._pass_slot_on(account)
         self._leave(account)
 
     def _leave(self, account: _Account) -> None:

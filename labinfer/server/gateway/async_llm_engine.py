@@ -45,7 +45,7 @@ from labinfer.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-TOLD_WAIT_SECONDS = 5.0
+MIN_REPORTED_WAIT_SECONDS = 5.0
 """Minimum duration in seconds of a wait that ``wait`` reports; with a long prompt, shorter waits are normal."""
 ENGINE_HAS_FAILED = "the engine has failed and the server is shutting down; try again later"
 
@@ -130,7 +130,7 @@ class AsyncLLMEngine:
     @property
     def is_recovering(self) -> bool:
         """Whether an engine host has died, and not all of its open requests have resumed on the next one."""
-        return self._awaits_host or self._requests.is_trying
+        return self._awaits_host or self._requests.has_trial
 
     @property
     def has_work(self) -> bool:
@@ -159,7 +159,7 @@ class AsyncLLMEngine:
             return None
         wait, since = self._wait
         seconds = wait.seconds + self._clock() - since
-        return msgspec.structs.replace(wait, seconds=seconds) if seconds >= TOLD_WAIT_SECONDS else None
+        return msgspec.structs.replace(wait, seconds=seconds) if seconds >= MIN_REPORTED_WAIT_SECONDS else None
 
     def register(self, task: EngineTask) -> None:
         """Register a task before it has requests, so that it can be cancelled. The caller must later call ``forget``."""
@@ -208,7 +208,7 @@ class AsyncLLMEngine:
         """Make the ranks start (``on``) or stop recording step traces."""
         self._tell(Watch(on))
 
-    def tell_ready(self) -> None:
+    def notify_ready(self) -> None:
         """Notify the engine host that the gateway accepts requests."""
         self._tell(Ready())
 

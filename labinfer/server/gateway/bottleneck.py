@@ -11,16 +11,16 @@ from labinfer.server.gateway.cluster_answers import BottleneckReport, StageLoad
 from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
-LEAST_SECONDS, LEAST_STEPS = 2.0, 5
+MIN_SECONDS, MIN_STEPS = 2.0, 5
 """Minimum seconds with work, and minimum number of steps, that every rank must have for a report."""
 BUSY = 0.8
 """Minimum busy fraction of a stage that by itself makes the stage the bottleneck."""
 UNEVEN = 1.1
 """Minimum ratio of the busiest stage's busy fraction to the mean of the other stages for an unbalanced layout."""
-TOO_FEW = 0.5
+MIN_SHORTAGE = 0.5
 """Minimum shortage of running sequences, on average, at which too few requests are the bottleneck. The shortage is the
 number of stages minus that of running sequences: one sequence per stage keeps all stages busy."""
-SOME_WAIT = 0.5
+MIN_QUEUE = 0.5
 """Minimum mean number of waiting sequences that counts as a queue; fewer are merely about to start."""
 FULL_CACHE, FULL_BATCH = 0.9, 0.95
 """Thresholds at which a resource counts as full: mean fraction of KV blocks in use, and mean number of running
@@ -42,7 +42,7 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
     """
     window = [stats for stats in window if len(stats.ranks) == len(info.ranks)]  # at first, not every rank has reported
     works = _works(window[0], window[-1]) if window else []
-    if not works or any(work.seconds < LEAST_SECONDS or work.steps < LEAST_STEPS for work in works):
+    if not works or any(work.seconds < MIN_SECONDS or work.steps < MIN_STEPS for work in works):
         return None
     stages = [_load(stage, works) for stage in sorted({work.stage for work in works})]
     busiest = max(stages, key=lambda stage: stage.busy)
@@ -110,7 +110,7 @@ def _bound(
     others_ran: bool,
 ) -> Literal["stage", "stages", "requests", "communication", "models", "outside"]:
     mean, waits = fmean(stage.busy for stage in stages), 1.0 - busiest.busy
-    if len(stages) > 1 and mean < BUSY and running is not None and len(stages) - running >= TOO_FEW:
+    if len(stages) > 1 and mean < BUSY and running is not None and len(stages) - running >= MIN_SHORTAGE:
         return "requests"
     if waits <= max(1.0 - BUSY, busiest.busy - mean):
         return "stage" if lead >= UNEVEN else "stages"
@@ -124,7 +124,7 @@ def _bound(
 def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
     """The full resource for which sequences wait: KV blocks or places in a batch. None if no sequences wait, or neither
     is full."""
-    if not at_work or fmean(stats.waiting for stats in at_work) < SOME_WAIT:
+    if not at_work or fmean(stats.waiting for stats in at_work) < MIN_QUEUE:
         return None
     if preempted or fmean(stats.kv_usage for stats in at_work) >= FULL_CACHE:
         return "kv_cache"

@@ -106,7 +106,7 @@ class OpenRequests:
         return bool(self._requests)
 
     @property
-    def is_trying(self) -> bool:
+    def has_trial(self) -> bool:
         """Whether a suspect is running alone on trial, while all other requests wait."""
         return self._trial is not None
 

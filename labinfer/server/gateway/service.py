@@ -193,7 +193,7 @@ class Service:
             ]
             if number == self._num_hosts:  # the host that sent these models has not ended meanwhile
                 self.models = {model.info.name: model for model in loaded}
-                self.engine.tell_ready()
+                self.engine.notify_ready()
 
     def model(self, name: str | None) -> Model:
         """Return the model named ``name`` for a new request; the default model for None.

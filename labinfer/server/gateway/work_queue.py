@@ -86,7 +86,7 @@ class WorkQueue:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # cancelled when it already had a slot: pass the slot on
-                self._hand_on()
+                self._start_next()
             else:
                 self._leave(caller, turn)
             raise
@@ -94,9 +94,9 @@ class WorkQueue:
     def _finish(self, running: asyncio.Future) -> None:
         if not running.cancelled():
             running.exception()  # marks the exception as retrieved, as the waiter may be gone
-        self._hand_on()
+        self._start_next()
 
-    def _hand_on(self) -> None:
+    def _start_next(self) -> None:
         """Start the oldest work of the caller whose turn it is; that caller then goes to the end of the round-robin."""
         if not self._waiting:
             self._num_free += 1
@@ -107,7 +107,7 @@ class WorkQueue:
         if waiting:
             self._waiting[caller] = self._waiting.pop(caller)
         if turn.done():  # the waiter was cancelled, but has not left the queue yet
-            self._hand_on()
+            self._start_next()
         else:
             turn.set_result(None)
 

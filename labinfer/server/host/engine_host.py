@@ -193,10 +193,10 @@ class EngineHost:
         layouts for it."""
         for model in self._models.values():
             watch = model.slowdown_detector
-            if watch is None or watch.drift is None or watch.drift is model.told_drift:
+            if watch is None or watch.drift is None or watch.drift is model.handled_drift:
                 continue
-            before, drift = model.told_drift, watch.drift
-            model.told_drift = drift
+            before, drift = model.handled_drift, watch.drift
+            model.handled_drift = drift
             if drift.slow is not None and (before is None or before.slow != drift.slow):
                 logger.warning("%s", _describe_drift(model.llm, drift))
             elif drift.slow is None and before is not None and before.slow is not None:

@@ -28,7 +28,7 @@ class HostedModel:
     """Monotonic time in seconds."""
     slowdown_detector: StageSlowdownDetector | None = None
     """Detector of stages that slow down; None with one stage."""
-    told_drift: Drift | None = None
+    handled_drift: Drift | None = None
     """Last ``Drift`` of ``slowdown_detector`` that was handled, so that each is logged once; None if none was."""
     plan: str = ""
     """Table of the layout and its alternatives; empty if the layout was not planned."""

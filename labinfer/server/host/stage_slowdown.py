@@ -15,29 +15,29 @@ from statistics import median
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.server.link.stats import Drift
 
-LEAST_STEPS = 5
+MIN_SAMPLE_STEPS = 5
 """Minimum number of steps in a sample. A sample is what a rank did between two of its statistics reports; with fewer
 steps it continues to the next report."""
-LONGEST_SAMPLE = 2.0
+MAX_SAMPLE_SECONDS = 2.0
 """Maximum seconds that a sample adds to the seconds of work: in the rest of a longer sample, the engine was idle."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
 """Minimum seconds of work, and minimum number of steps, after the start to which the baseline of a rank's step times is
 fitted."""
-WINDOW_SECONDS, LEAST_WINDOW = 10.0, 8.0
+WINDOW_SECONDS, MIN_WINDOW_SECONDS = 10.0, 8.0
 """Sliding window of recent work that is compared with the baseline: its length in seconds, and the minimum seconds of
 work in it before any stage counts as slow."""
 DRIFTED, RECOVERED = 1.5, 1.25
 """Hysteresis of a stage's slowdown (busy time over baseline, relative to the other stages): above the first value the
 stage counts as slow, below the second one it has recovered."""
-OWN_DRIFT = 1.1
+MIN_OWN_SLOWDOWN = 1.1
 """Minimum ratio of a slow stage's step time to its own baseline. With a smaller ratio, the stage is not slow: the other
 stages have become faster."""
 BOUND = 0.7
 """Busy fraction of the busiest stage above which its time determines the throughput. Below it, the sum of the times of
 all stages does."""
-LEAST_GAIN = 0.15
+MIN_GAIN = 0.15
 """Minimum throughput gain, as a fraction, at which another split of the layers is reported."""
-MOST_STEPS = 1 << 20
+MAX_KEPT_STEPS = 1 << 20
 """Maximum number of steps whose token counts are kept until all ranks have reported these steps."""
 
 
@@ -152,8 +152,8 @@ class StageSlowdownDetector:
     def add_step(self, num_tokens: int) -> None:
         """Record a completed step; all ranks run the same steps in the same order."""
         self._tokens.append(self._tokens[-1] + num_tokens)
-        if len(self._tokens) > MOST_STEPS:
-            self._forget(self._first + MOST_STEPS // 2)
+        if len(self._tokens) > MAX_KEPT_STEPS:
+            self._forget(self._first + MAX_KEPT_STEPS // 2)
 
     def add_stats(self, ranks: Sequence[WorkerStats], now: float) -> None:
         """Add the latest stats of the ranks.
@@ -166,25 +166,25 @@ class StageSlowdownDetector:
             return
         self._forget(min(rank.last.num_steps for rank in self._ranks.values()))
         if len(self._ranks) == self._num_ranks and all(
-            rank.sum("seconds") >= LEAST_WINDOW for rank in self._ranks.values()
+            rank.sum("seconds") >= MIN_WINDOW_SECONDS for rank in self._ranks.values()
         ):
             self.drift = self._judge()
             self.better_since = min(self.better_since, now) if self.drift.layers else math.inf
 
     def _add_rank(self, stats: WorkerStats) -> bool:
         """Make a sample of a rank's work since its last one, and add it. Returns False if it has too few steps
-        (``LEAST_STEPS``)."""
+        (``MIN_SAMPLE_STEPS``)."""
         rank = self._ranks.setdefault(stats.rank, _Rank(stats))
         before, steps = rank.last, stats.num_steps - rank.last.num_steps
         latest = self._first + len(self._tokens) - 1
-        if steps < LEAST_STEPS or stats.num_steps > latest:
+        if steps < MIN_SAMPLE_STEPS or stats.num_steps > latest:
             return False
         rank.last = stats
         if before.num_steps < self._first:
             return False
         rank.add(
             _Sample(
-                seconds=min(stats.when - before.when, LONGEST_SAMPLE),
+                seconds=min(stats.when - before.when, MAX_SAMPLE_SECONDS),
                 steps=steps,
                 tokens=self._tokens[stats.num_steps - self._first] - self._tokens[before.num_steps - self._first],
                 busy=stats.busy_time - before.busy_time,
@@ -210,7 +210,7 @@ class StageSlowdownDetector:
         ]
         slowest = max(range(len(stages)), key=factors.__getitem__)
         was_slow = self.drift is not None and self.drift.slow == slowest
-        is_slow = factors[slowest] >= (RECOVERED if was_slow else DRIFTED) and ratios[slowest] >= OWN_DRIFT
+        is_slow = factors[slowest] >= (RECOVERED if was_slow else DRIFTED) and ratios[slowest] >= MIN_OWN_SLOWDOWN
         per_layer = [rank.per_step("layers") / count for rank, count in zip(stages, self._num_layers, strict=True)]
         fixed = [max(0.0, rank.per_step("busy") - rank.per_step("layers")) for rank in stages]
         busiest = max(rank.sum("busy") / rank.sum("seconds") for rank in stages)
@@ -219,8 +219,8 @@ class StageSlowdownDetector:
             factors=factors,
             slow=slowest if is_slow else None,
             rank=stages[slowest].last.rank if is_slow else None,
-            layers=layers if gain >= LEAST_GAIN else [],
-            gain=gain if gain >= LEAST_GAIN else 0.0,
+            layers=layers if gain >= MIN_GAIN else [],
+            gain=gain if gain >= MIN_GAIN else 0.0,
         )
 
 

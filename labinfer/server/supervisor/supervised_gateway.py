@@ -20,7 +20,7 @@ from labinfer.server.link.frames import Shutdown
 
 logger = logging.getLogger(__name__)
 
-MANY_BEATS = 1 << 16
+MAX_HEARTBEAT_BYTES = 1 << 16
 """Maximum bytes of heartbeats per read: the capacity of a pipe (``pipe(7)``)."""
 
 
@@ -89,7 +89,7 @@ class SupervisedGateway:
 
     def _hear(self) -> None:
         with suppress(BlockingIOError):  # no heartbeat since the last read
-            if os.read(self._beats, MANY_BEATS):
+            if os.read(self._beats, MAX_HEARTBEAT_BYTES):
                 self._heartbeat.hear(self)
 
     def _end_silent(self) -> None:

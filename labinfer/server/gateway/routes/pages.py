@@ -63,9 +63,9 @@ PREVIEW_POLICY = {
 """Content Security Policy of the sandboxed frame that shows HTML of an answer: opaque origin, inline styles, and no
 script but ``frame.js``."""
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
-NEVER_KEPT = {"cache-control": "no-store"}
-ASKED_AGAIN = {"cache-control": "no-cache"}  # cached, and revalidated by ETag before each use
-KEPT_FOR_GOOD = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
+NOT_STORED = {"cache-control": "no-store"}
+REVALIDATED = {"cache-control": "no-cache"}  # cached, and revalidated by ETag before each use
+IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
 ROOT = "/webui/"
 VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
 
@@ -93,7 +93,7 @@ async def file(context: HttpContext) -> Response:
 
 
 def _page(context: HttpContext, name: str) -> Response:
-    return _answer(context, _pack_page(name, *_version()), NEVER_KEPT, CONTENT_TYPES[".html"])
+    return _answer(context, _pack_page(name, *_version()), NOT_STORED, CONTENT_TYPES[".html"])
 
 
 def _file(context: HttpContext, name: str) -> Response:
@@ -108,7 +108,7 @@ def _file(context: HttpContext, name: str) -> Response:
         file = _pack_file(path, _state(path))
     except OSError:
         raise api_errors.not_found_route(context.http.method, context.http.scope["path"]) from None
-    kept = KEPT_FOR_GOOD if version == _version()[0] else ASKED_AGAIN
+    kept = IMMUTABLE if version == _version()[0] else REVALIDATED
     policy = PREVIEW_POLICY if name == PREVIEW else POLICY
     return _answer(context, file, kept | {"etag": file.etag}, content_type, policy)
 
