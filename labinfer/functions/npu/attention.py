@@ -7,7 +7,7 @@ are those of torch_npu-npu_fused_infer_attention_score.md in Ascend/op-plugin; o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from types import ModuleType
 
@@ -96,8 +96,10 @@ class NpuAttention:
         if lengths.is_recorded and len(runs) > 1:
             raise NotReplayable("sequences attend in several calls")
         q_THP = q_THP.contiguous()
-        if len(runs) > 1 and not window and _is_ragged_case(q_THP, lengths.context_lens, cache):
-            return self._attend_ragged(q_THP, cache, batch, heads, counts=counts, lengths=lengths)
+        if len(runs) > 1 and not window:
+            whole = replace(runs[0], end=len(counts), count=max(counts))
+            if _is_ragged_case(q_THP, lengths.context_lens, whole):
+                return self._attend_ragged(q_THP, cache, batch, heads, run=whole, counts=counts, lengths=lengths)
         rows = [0, *accumulate(run.count * (run.end - run.begin) for run in runs)]
         parts = [
             self._attend(q_THP[begin:end], cache, batch, heads, run=run, lengths=lengths)
@@ -150,13 +152,15 @@ class NpuAttention:
         batch: AttentionBatch,
         heads: AttentionHeads,
         *,
+        run: Run,
         counts: list[int],
         lengths: StepLengths,
     ) -> torch.Tensor:
-        """Attention of sequences with different numbers of new tokens, (T, H, P), in the layout TND."""
-        run = Run(
-            begin=0, end=len(counts), count=max(counts), window=0, block=cache.block_size, pool_blocks=cache.k.shape[0]
-        )
+        """Attention of sequences with different numbers of new tokens, (T, H, P), in the layout TND.
+
+        Args:
+            run: all sequences of the batch, each with the largest of ``counts``.
+        """
         return self._call(
             q_THP,
             cache,
@@ -236,14 +240,14 @@ def _can_attend(q_THP: torch.Tensor, cache: LayerCache, heads: AttentionHeads) -
     )
 
 
-def _is_ragged_case(q_THP: torch.Tensor, context_lens: Sequence[int], cache: LayerCache) -> bool:
-    """Whether one call in the layout TND can serve the batch."""
+def _is_ragged_case(q_THP: torch.Tensor, context_lens: Sequence[int], run: Run) -> bool:
+    """Whether one call in the layout TND can serve the batch, whose sequences are all in ``run``."""
     return (
         q_THP.shape[2] == RAGGED_HEAD_SIZE
         and len(q_THP) <= MAX_RAGGED_TOKENS
         and len(context_lens) <= MAX_RAGGED_SEQUENCES
-        and cache.block_size % PROMPT_ALIGNMENT == 0
-        and sum(-(-length // cache.block_size) for length in context_lens) <= cache.k.shape[0]
+        and run.block % PROMPT_ALIGNMENT == 0
+        and sum(-(-length // run.block) for length in context_lens) <= run.pool_blocks
     )
 
 
