@@ -65,6 +65,10 @@ class CallSetting:
     tiled_cache: bool = False
     """Whether the selected functions use a tiled KV cache, see ``PoolLayout``."""
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """KV blocks for ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_size)
+
     def random(self, *shape: int) -> torch.Tensor:
         """Random activations or weights of ``shape``; contiguous."""
         count = math.prod(shape)
@@ -81,7 +85,7 @@ class CallSetting:
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
         """A batch in which sequence i has ``counts[i]`` new tokens after ``CONTEXT`` cached ones."""
         lengths, blocks = [CONTEXT + count for count in counts], itertools.count()
-        tables = [list(itertools.islice(blocks, -(-length // self.block_size))) for length in lengths]
+        tables = [list(itertools.islice(blocks, self.blocks_for(length))) for length in lengths]
         return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, self.device)
 
     def slots(self, rows: int) -> torch.Tensor:
@@ -241,7 +245,7 @@ class RotateAndWriteCall:
             q_P, k_P = (setting.random(self.head_size) for _ in range(2))
             norms = HeadNorms(q_P, k_P, 1e-6, after_rotation=self.norms == "after", values=self.value_norm)
         slots_T = setting.slots(rows)
-        cache = setting.empty_cache(int(slots_T.max()) // setting.block_size + 1, self.kv_heads, self.head_size)
+        cache = setting.empty_cache(setting.blocks_for(int(slots_T.max()) + 1), self.kv_heads, self.head_size)
         setting.fill([cache.keys, cache.values])
         heads = QKVHeads(self.kv_heads, self.interleaved, norms)
         return lambda: function(qkv_THP, cache, slots_T, angles, heads)

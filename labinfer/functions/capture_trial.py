@@ -37,10 +37,10 @@ class DecodeStep:
         shapes = ((size, HIDDEN), (HIDDEN, HEADS * HEAD_SIZE), (2 * COLUMNS, HIDDEN), (HIDDEN, COLUMNS))
         self._packed = [self._matrices.pack_weight(own.random(*shape) / 8) for shape in shapes]
         self._norm_D = own.random(HIDDEN)
-        self._cache = own.empty_cache(sum(-(-(n + 1) // own.block_size) for n in CONTEXTS), KV_HEADS, HEAD_SIZE)
+        self._cache = own.empty_cache(sum(own.blocks_for(n + 1) for n in CONTEXTS), KV_HEADS, HEAD_SIZE)
         self._hidden_TD = own.random(len(CONTEXTS), HIDDEN)
         lengths, blocks = list(CONTEXTS), iter(range(len(self._cache.k)))
-        tables = [[next(blocks) for _ in range(-(-(length + 1) // own.block_size))] for length in lengths]
+        tables = [[next(blocks) for _ in range(own.blocks_for(length + 1))] for length in lengths]
         self._tables = tables
         self._angles = (own.random(len(CONTEXTS), HEAD_SIZE), own.random(len(CONTEXTS), HEAD_SIZE))
         self._heads = AttentionHeads(torch.arange(0, HEADS + 1, HEADS // KV_HEADS), HEAD_SIZE**-0.5)
@@ -48,9 +48,8 @@ class DecodeStep:
         self._slots_T = torch.tensor(self._slots(lengths), device=own.device)
 
     def _slots(self, lengths: list[int]) -> list[int]:
-        size = self._own.block_size
-        places = zip(self._tables, lengths, strict=True)
-        return [table[(length - 1) // size] * size + (length - 1) % size for table, length in places]
+        pairs = zip(self._tables, lengths, strict=True)
+        return [self._own.slot(table, length - 1) for table, length in pairs]
 
     def run(self, batch: AttentionBatch) -> torch.Tensor:
         """Hidden states of the step, (T, D)."""

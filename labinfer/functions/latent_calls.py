@@ -50,7 +50,7 @@ class WriteLatentCall(LatentSizes):
         q_THQ = setting.random(rows, self.heads, self.query_size)
         kv_TC, angles_TR = setting.random(rows, self.rank + self.rotated), setting.random(rows, self.rotated)
         slots_T = setting.slots(rows)
-        cache = self.cache(int(slots_T.max()) // setting.block_size + 1, setting)
+        cache = self.cache(setting.blocks_for(int(slots_T.max()) + 1), setting)
         setting.fill([cache.latents, cache.keys])
         transform = LatentTransform(setting.random(self.rank), 1e-6, self.interleaved)
         return lambda: function(q_THQ, kv_TC, cache, slots_T, (angles_TR, angles_TR), transform=transform)

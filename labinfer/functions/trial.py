@@ -98,7 +98,7 @@ class TrialSetting(CallSetting):
         sequences = [(1, CONTEXT), (num_prompt, 0), (sum(counts) - 1 - num_prompt, 5)]
         sequences = [(count, before) for count, before in sequences if count]
         lengths = [before + count for count, before in sequences]
-        numbers = [-(-length // self.block_size) for length in lengths]
+        numbers = [self.blocks_for(length) for length in lengths]
         blocks = iter(torch.randperm(sum(numbers) + SPARE_BLOCKS, generator=self.generator).tolist())
         tables = [[next(blocks) for _ in range(number)] for number in numbers]
         row_ptr = [0, *accumulate(count for count, _ in sequences)]
@@ -112,7 +112,7 @@ class TrialSetting(CallSetting):
             (pool.data if pool.scale is None else pool.scale).fill_(torch.nan)
             blocks = torch.arange(len(pool.data), device=self.device)
             if batch is not None:
-                slots_T = _written_slots(batch, window, self.block_size).to(self.device)
+                slots_T = self._written_slots(batch, window).to(self.device)
                 pool.store(self.random(len(slots_T), *pool.load(blocks[:1], self.dtype).shape[1:]), slots_T)
             self.written.append(lambda pool=pool, blocks=blocks: pool.load(blocks, torch.float32))
 
@@ -121,6 +121,20 @@ class TrialSetting(CallSetting):
             is_new = length == batch.row_ptr[index + 1] - batch.row_ptr[index]
             states[index] = torch.nan if is_new else self.random(*states.shape[1:])
         self.written.append(lambda: states)
+
+    def slot(self, table: Sequence[int], position: int) -> int:
+        """Cache slot of the token at ``position`` of a sequence with this block table."""
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _written_slots(self, batch: AttentionBatch, window: int) -> torch.Tensor:
+        """Slots that may be read: those of the batch's sequences, from the first block that a new token attends to."""
+        slots = []
+        for index, length in enumerate(batch.context_lens):
+            table = batch.tables_N[batch.table_ptr[index] : batch.table_ptr[index + 1]].tolist()
+            num_new = batch.row_ptr[index + 1] - batch.row_ptr[index]
+            first = max(0, length - num_new - window + 1) // self.block_size * self.block_size if window else 0
+            slots += [self.slot(table, position) for position in range(first, length)]
+        return torch.tensor(slots)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,14 +357,3 @@ def _seconds(call: FunctionCall, function: Callable, pack: Callable | None, rows
                 torch.accelerator.synchronize(setting.device)
             times.append(time.perf_counter() - begin)
     return min(times[1:])
-
-
-def _written_slots(batch: AttentionBatch, window: int, block_size: int) -> torch.Tensor:
-    """Slots that may be read: those of the batch's sequences, from the first block that a new token attends to."""
-    slots = []
-    for index, length in enumerate(batch.context_lens):
-        table = batch.tables_N[batch.table_ptr[index] : batch.table_ptr[index + 1]].tolist()
-        num_new = batch.row_ptr[index + 1] - batch.row_ptr[index]
-        first = max(0, length - num_new - window + 1) // block_size * block_size if window else 0
-        slots += [table[place // block_size] * block_size + place % block_size for place in range(first, length)]
-    return torch.tensor(slots)
