@@ -27,7 +27,7 @@ from labinfer.comm.group.signals import die_with_parent
 from labinfer.functions.calls import CallSetting, FunctionCall
 from labinfer.functions.capture_trial import CaptureCase
 from labinfer.functions.registry import WeightChoice
-from labinfer.functions.trial import PASSING, Finding, TrialCase, Trials, Verdict, is_tried, make_cases
+from labinfer.functions.trial import PASSING, Finding, TrialCase, Trials, Verdict, dtype_name, is_tried, make_cases
 from labinfer.launch.providers import make_providers, make_registry, reference_registry
 
 FIRST_SECONDS = 6.0
@@ -42,28 +42,24 @@ Key = tuple[str, str, str]
 
 
 class SettingSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A ``CallSetting`` without its device; dtypes by name."""
+    """A ``CallSetting`` without its device."""
 
-    dtype: str
-    kv_dtype: str
-    block_size: int
-    tiled_cache: bool
+    dtypes: dict[str, str]
+    """Name of the dtype, by field of the setting."""
+    others: dict[str, Any]
+    """Value of each other field of the setting but ``device``."""
 
     @classmethod
     def from_setting(cls, setting: CallSetting) -> SettingSpec:
         """Description of ``setting``."""
-        names = (str(dtype).removeprefix("torch.") for dtype in (setting.dtype, setting.kv_dtype))
-        return cls(*names, setting.block_size, setting.tiled_cache)
+        fields = {name: value for name, value in vars(setting).items() if name != "device"}
+        dtypes = {name: dtype_name(value) for name, value in fields.items() if isinstance(value, torch.dtype)}
+        return cls(dtypes, {name: value for name, value in fields.items() if name not in dtypes})
 
     def on(self, device: torch.device) -> CallSetting:
         """The setting on ``device``."""
-        return CallSetting(
-            device=device,
-            dtype=getattr(torch, self.dtype),
-            kv_dtype=getattr(torch, self.kv_dtype),
-            block_size=self.block_size,
-            tiled_cache=self.tiled_cache,
-        )
+        dtypes = {name: getattr(torch, dtype) for name, dtype in self.dtypes.items()}
+        return CallSetting(device=device, **dtypes, **self.others)
 
 
 class CallSpec(msgspec.Struct, frozen=True, array_like=True):
