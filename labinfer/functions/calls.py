@@ -77,10 +77,8 @@ class CallSetting:
 
     def empty_cache(self, blocks: int, kv_heads: int, head_size: int) -> LayerCache:
         """Make a KV cache of zeros with ``blocks`` blocks."""
-        heads = (kv_heads, head_size)
-        return LayerCache.zeros(
-            blocks, self.block_size, heads, self.kv_dtype, device=self.device, tiled=self.tiled_cache
-        )
+        sizes = (blocks, self.block_size, (kv_heads, head_size))
+        return LayerCache.zeros(*sizes, self.kv_dtype, device=self.device, tiled=self.tiled_cache)
 
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
         """A batch in which sequence i has ``counts[i]`` new tokens after ``CONTEXT`` cached ones."""

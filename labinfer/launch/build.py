@@ -21,23 +21,21 @@ from labinfer.launch.draft_rank import DraftRank, RemoteDraftChannel, build_spar
 from labinfer.launch.energy_counters import open_energy_meter
 from labinfer.launch.expert_offload import offload_experts
 from labinfer.launch.find_model import find_model
-from labinfer.launch.layout.kv_capacity import agree_on_blocks, log_capacity
+from labinfer.launch.layout.kv_capacity import agree_on_blocks
 from labinfer.launch.layout.layout import Layout, check_context_shift, make_layout
 from labinfer.launch.load_stage import gather_weight_bytes, load_stage, open_stage
 from labinfer.launch.measure.startup_profiler import StartupProfiler
 from labinfer.launch.out_of_memory import memory_for
 from labinfer.launch.rank_runtime import RankRuntime
+from labinfer.launch.runner import make_runner
 from labinfer.launch.step_sinks import open_sinks
 from labinfer.launch.tune import choose_functions, prepare_providers
 from labinfer.models.config import ModelConfig
 from labinfer.observe.recorder import CAPACITY, Recorder
 from labinfer.weights.weight_cache import WeightCache
-from labinfer.worker.accelerator_copies import make_host_copies
-from labinfer.worker.kv_cache import KVCacheManager
-from labinfer.worker.model_runner import ModelRunner
 from labinfer.worker.mtp_drafter import attach_mtp_drafter
 from labinfer.worker.stats_reporter import StatsReporter
-from labinfer.worker.step_graphs import CAPTURED_BYTES, capture_steps, find_capture
+from labinfer.worker.step_graphs import CAPTURED_BYTES, find_capture
 from labinfer.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -68,17 +66,15 @@ def build_rank(
     with group.raise_on_all_ranks():
         layout = make_layout(options, config, group.everyone)
         if group.rank in layout.all_devices:
-            use_device(
-                layout.all_devices[group.rank]
-            )  # before process groups and providers, which take the current device
+            # before process groups and providers, which take the current device
+            use_device(layout.all_devices[group.rank])
     files = identify_answer_files(group, options, directory, layout)
     files.check_read(config_stamps)
     may_share = options.parallel.transport == "auto"
     comms = make_communicators(group, layout, channel, shares_channel=shares_channel, may_share=may_share)
     placed = layout.topology.placed_ranks
-    with (
-        group.raise_on_all_ranks() if len(placed) < group.size else nullcontext()
-    ):  # spare ranks wait here and receive the placed ranks' errors
+    # Spare ranks wait here and receive the placed ranks' errors.
+    with group.raise_on_all_ranks() if len(placed) < group.size else nullcontext():
         if group.rank in placed:
             return build_placed(comms, options, config, directory, layout, on_progress=on_progress), files
         return build_spare_rank(group, options, layout, comms), files
@@ -102,13 +98,12 @@ def build_placed(
     group, scheduling = comms.placed, options.scheduler
     topology, place = layout.topology, layout.topology.place(group.rank)
     device = torch_device(layout.devices[group.rank])
-    dtype, group.progress.label = layout.dtype(place), str(place)
-    with group.raise_on_all_ranks():
-        check_context_shift(options, layout, place)
+    group.progress.label = str(place)
     tp, pipeline = connect(comms, layout, place, may_share=options.parallel.transport == "auto")
 
     weight_cache = WeightCache.from_home(options.cache.weight_cache_size)
     with group.raise_on_all_ranks():
+        check_context_shift(options, layout, place)
         checkpoint = open_stage(group, options, directory, layout, cache=weight_cache, is_whole=is_whole)
     providers = prepare_providers(group, device)
     share_cores(group, comms.machine, layout, place, providers)
@@ -136,35 +131,21 @@ def build_placed(
     capture = find_capture(providers, tp.size)
     captured_bytes = 0 if capture is None else CAPTURED_BYTES * (1 if draft_model is None else 2)
     capacity = agree_on_blocks(group, options, layout, place, draft_model=draft_model, captured_bytes=captured_bytes)
-    if group.rank == 0:
-        log_capacity(capacity, layout)
     sizes = capacity.sizes
     layout = dataclasses.replace(layout, max_model_len=sizes.max_model_len)
-    copies = make_host_copies(device)
     with group.raise_on_all_ranks(), memory_for("the KV cache", device):
-        cache = KVCacheManager(
-            model.cache_specs(),
+        runner = make_runner(
+            model,
+            layout,
+            place,
             sizes,
-            block_size=layout.block_size,
-            dtype=layout.kv_dtype(place),
-            device=device,
-            rotary_table=model.rotary_table,
-            copies=copies,
+            functions=context.functions,
+            capture=capture,
+            max_num_batched_tokens=scheduling.max_num_batched_tokens,
         )
-        model.make_rotary_tables(sizes.max_model_len, device, scheduling.max_num_batched_tokens)
         if draft_model is not None:
             draft_model.make_cache(sizes.num_blocks, scheduling.max_num_seqs, capture)
-    logger.debug("KV cache and rotary tables are allocated")
 
-    runner = ModelRunner(
-        model,
-        cache,
-        device=device,
-        dtype=dtype,
-        functions=context.functions,
-        around=capture_steps(capture),
-        copies=copies,
-    )
     attach_mtp_drafter(runner, device)
     with group.raise_on_all_ranks():
         sinks = open_sinks(options.observe.step_sink, place)
@@ -191,12 +172,10 @@ def build_placed(
         energy=open_energy_meter(layout, group.rank, group.everyone),
         offload=offload,
     )
-    step_times = None
-    measures = scheduling.chooses_drafts or (pipeline is not None and not scheduling.max_inflight)
-    if sizes.num_host_blocks or measures:
-        step_times = StartupProfiler(layout, place, worker, pipeline, cache).measure(group, scheduling, sizes)
+    profiler, step_times = StartupProfiler(layout, place, worker, pipeline), None
+    if profiler.is_needed(scheduling, sizes):
+        step_times = profiler.measure(group, scheduling, sizes)
         stats.reset()
-        logger.debug("steps are measured")
     recorder.capacity = CAPACITY if options.observe.trace else 0
     return RankRuntime(
         layout=layout,

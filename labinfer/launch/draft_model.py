@@ -25,16 +25,14 @@ from labinfer.launch.layout.draft_layout import draft_options, make_draft_layout
 from labinfer.launch.layout.layout import Layout
 from labinfer.launch.load_stage import load_stage
 from labinfer.launch.providers import make_registry
+from labinfer.launch.runner import make_runner
 from labinfer.launch.tune import try_functions
 from labinfer.models.registry import load_config
 from labinfer.weights.loader import check_checkpoint, weight_bytes
 from labinfer.weights.model_files import open_model
 from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache
-from labinfer.worker.accelerator_copies import make_host_copies
-from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.model_runner import ModelRunner
-from labinfer.worker.step_graphs import capture_steps
 
 
 class LoadedDraftModel:
@@ -63,7 +61,6 @@ class LoadedDraftModel:
     ):
         self.directory, self.layout = plan_draft_model(options, group.environment, layout, group.everyone)
         config, tp = self.layout.config, TensorParallelCommunicator(LocalCommunicator())
-        self._device, self._dtype = torch_device(self.layout.devices[0]), self.layout.dtypes[0]
         registry = make_registry(providers, self.layout.quantization_group_size, self.layout.weights)
         try_functions(self.layout, self.place, registry, {}, providers, anew=anew)  # at the draft model's sizes
         self._functions = self.layout.select_functions(self.place, registry)
@@ -86,7 +83,8 @@ class LoadedDraftModel:
         self._max_num_batched_tokens = options.scheduler.max_num_batched_tokens
         per_state = self.layout.meta(self.place).bytes_per_sequence
         sharing = layout.sharing_device(group.rank, group.everyone)
-        room = free_memory(self._device, options.cache.num_kv_blocks) / sharing * options.cache.memory_utilization
+        device = torch_device(self.layout.devices[0])
+        room = free_memory(device, options.cache.num_kv_blocks) / sharing * options.cache.memory_utilization
         num_states = draft_states_that_fit(int(room), per_state, options.scheduler.max_num_seqs)
         if per_state and num_states < STATES_EACH:
             raise UserError(
@@ -112,23 +110,14 @@ class LoadedDraftModel:
         """Allocate ``num_blocks`` KV blocks, or fewer if ``max_num_seqs`` sequences cannot fill them."""
         num_blocks = min(num_blocks, self.layout.useful_blocks(max_num_seqs))
         self.sizes = dataclasses.replace(self.sizes, num_blocks=num_blocks)
-        cache = KVCacheManager(
-            self._model.cache_specs(),
-            self.sizes,
-            block_size=self.layout.block_size,
-            dtype=self.layout.kv_dtype(self.place),
-            device=self._device,
-            rotary_table=self._model.rotary_table,
-        )
-        self._model.make_rotary_tables(self.sizes.max_model_len, self._device, self._max_num_batched_tokens)
-        self._runner = ModelRunner(
+        self._runner = make_runner(
             self._model,
-            cache,
-            device=self._device,
-            dtype=self._dtype,
+            self.layout,
+            self.place,
+            self.sizes,
             functions=self._functions,
-            around=capture_steps(capture),
-            copies=make_host_copies(self._device),
+            capture=capture,
+            max_num_batched_tokens=self._max_num_batched_tokens,
         )
 
     def run(self, plan: BatchPlan) -> BatchResult:

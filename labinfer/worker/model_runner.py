@@ -88,8 +88,7 @@ class ModelRunner:
         around: Around = plain_steps,
         copies: HostCopies | None = None,
     ):
-        self.model, self.cache = model, cache
-        self._around = around
+        self.model, self.cache, self._around = model, cache, around
         self._layers = around(lambda batch, hidden: model(batch, hidden, cache.layers), "layers")
         self._head = around(partial(sampled_logits, model), "head")
         self._dtype, self._copies = dtype, copies or HostCopies()

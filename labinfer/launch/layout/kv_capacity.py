@@ -136,7 +136,7 @@ def agree_on_blocks(
     draft_model: LoadedDraftModel | None,
     captured_bytes: int,
 ) -> KVCapacity:
-    """Agree on the number of KV blocks of all ranks, once weights are loaded; collective.
+    """Agree on the number of KV blocks of all ranks, once weights are loaded; rank 0 logs what limits it. Collective.
 
     Args:
         draft_model: draft model that this rank holds beside its stage.
@@ -218,13 +218,16 @@ def agree_on_blocks(
         num_host_states=num_host_states,
         max_model_len=min(layout.max_model_len, layout.tokens_in(blocks.num_blocks)),
     )
-    return KVCapacity(
+    capacity = KVCapacity(
         sizes=sizes,
         blocks_of_rank=fitting.of_rank,
         gain=blocks.gain,
         captured_bytes=captured_bytes,
         planned_blocks=options.planned_blocks,
     )
+    if group.rank == 0:
+        _log_capacity(capacity, layout)
+    return capacity
 
 
 def count_fitting_blocks(
@@ -242,8 +245,8 @@ def count_fitting_blocks(
     return count_blocks(block_rooms, useful, needs, fixed=options.cache.num_kv_blocks), needs
 
 
-def log_capacity(capacity: KVCapacity, layout: Layout) -> None:
-    """Log a capacity below the plan's blocks or below the model's context length. Called on rank 0."""
+def _log_capacity(capacity: KVCapacity, layout: Layout) -> None:
+    """Log a capacity below the plan's blocks or below the model's context length."""
     if shortfall := capacity.describe_shortfall(layout):
         logger.warning("KV cache: %s", shortfall)
     if not layout.config.is_causal:

@@ -3,6 +3,7 @@ swaps."""
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from labinfer.comm.spmd.topology import Place
 from labinfer.launch.layout.layout import Layout
 from labinfer.worker.kv_cache import KVCacheManager
 from labinfer.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 8, 64)
 """Batch sizes of timed decode steps."""
@@ -63,8 +66,16 @@ class StartupProfiler:
     place: Place
     worker: Worker
     pipeline: PipelineCommunicator | None
-    cache: KVCacheManager
-    """KV cache of the model; its contents may be overwritten."""
+
+    @property
+    def cache(self) -> KVCacheManager:
+        """KV cache of the model; its contents may be overwritten."""
+        return self.worker.runner.cache
+
+    def is_needed(self, options: SchedulerOptions, cache_sizes: CacheSizes) -> bool:
+        """Whether the scheduler uses measured times: to choose drafts, the micro-batches in flight, or between swapping and recomputing."""
+        chooses_inflight = self.pipeline is not None and not options.max_inflight
+        return options.chooses_drafts or chooses_inflight or cache_sizes.num_host_blocks > 0
 
     def measure(self, group: RankGroup, options: SchedulerOptions, cache_sizes: CacheSizes) -> StepTimes:
         """Time steps, hops and swaps, and gather the times of all ranks; collective."""
@@ -116,6 +127,7 @@ class StartupProfiler:
         swapped_block, swapped_window_block, swapped_state = (
             max(times) for times in zip(*(swaps for *_, swaps in of_rank.values()), strict=True)
         )
+        logger.debug("steps are measured")
         return StepTimes(
             sizes=sizes,
             by_stage=together,

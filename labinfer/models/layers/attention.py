@@ -166,9 +166,8 @@ class Attention(nn.Module):
         """Inputs of ``o_proj``: outputs of this rank's heads, (T, H * P), or (R, H * P) for ``output_rows``."""
         config, functions = self.config, self._functions
         windowed = batch.windowed if config.window else None
-        slots_T, attention = batch.slots_T, batch.attention
-        if windowed is not None:
-            slots_T, attention = windowed.slots_T, windowed.attention
+        source = batch if windowed is None else windowed
+        slots_T, attention = source.slots_T, source.attention
         qkv_TI, gate_TI = self.qkv_proj(x_TD), None
         if config.output_gate:
             columns = self.o_proj.num_inputs

@@ -29,8 +29,8 @@ def test_sequences_of_a_timed_step_have_experts_and_states_of_their_own(tmp_path
     directory = make_checkpoint(tmp_path / "model", "qwen3.5-moe")
     with LLM(str(directory), num_kv_blocks=64, preemption_mode="swap", max_num_seqs=8) as llm:
         parts = llm._parts
-        worker, runner = RecordingWorker(parts.worker), parts.worker.runner
-        meter = StartupProfiler(parts.layout, parts.place, worker, None, runner.cache)
+        worker = RecordingWorker(parts.worker)
+        meter = StartupProfiler(parts.layout, parts.place, worker, None)
         times = meter.measure(llm.group, llm.options.scheduler, parts.capacity.sizes)
         assert times.sizes == [1, 8]
         assert times.swapped_block > 0 and times.swapped_state > 0
