@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -176,6 +177,28 @@ def build_bench_parser(program: str = PROGRAM) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def parse_arguments(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argparse.Namespace]:
+    """Parse a command line. Returns the command's name and its flags; exits after ``--help`` and ``--version``.
+
+    Args:
+        program: name of the program in messages.
+        rank: only rank 0 prints the help.
+
+    Raises:
+        UsageError: the command or a flag is unknown or incomplete.
+    """
+    with contextlib.ExitStack() as stack:
+        if rank != 0:  # --help is printed once
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        if arguments[:1] == ["bench"] and all(word.startswith("-") for word in arguments[1:]):
+            parser = build_bench_parser(program)
+            parser.parse_args(arguments[1:])
+            kinds = [name.removeprefix("bench ") for name in COMMANDS if name.startswith("bench ")]
+            parser.error(f"bench needs a kind, one of {', '.join(kinds)}")
+        command, flags = split_command(arguments)
+        return command, build_parser(command, program).parse_args(flags)
 
 
 def split_command(arguments: list[str]) -> tuple[str, list[str]]:

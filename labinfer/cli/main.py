@@ -7,17 +7,13 @@ answer at once.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import gc
 import math
 import os
-import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -26,40 +22,32 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labinfer.api.batch.options import JobOptions
 from labinfer.base.config import AUTO_LAYOUT, GROUP_SECTIONS, SECTIONS, EngineOptions, ModelOptions
 from labinfer.base.errors import CollectiveError, ExitStatus, Interrupted, UserError
-from labinfer.base.option_fields import check_bounds, convert, convert_section
 from labinfer.base.plugins import PLUGINS, find_plugin, named_plugins
 from labinfer.base.registry import REGISTRY
-from labinfer.base.sampling_options import as_flags, sampling_sections
-from labinfer.base.sampling_params import SamplingParams
 from labinfer.base.standard_error import protect_standard_streams, write_error
 from labinfer.cli.alone import RUN_ALONE, ParsedCommand
 from labinfer.cli.bench.options import LoadOptions
-from labinfer.cli.command_table import COMMANDS, REPEATED, commands
+from labinfer.cli.command_table import commands
 from labinfer.cli.flags import (
     PROGRAM,
-    PROGRAMS,
     QUOTES,
     QUOTES_HINT,
     Parser,
     add_options,
-    build_bench_parser,
-    build_parser,
+    parse_arguments,
     program_name,
-    split_command,
 )
-from labinfer.cli.terminal.options import ChatOptions
+from labinfer.cli.own_options import check_own, given_options, take_models
+from labinfer.cli.supervised import supervise
 from labinfer.comm.group.signals import SignalGuard, die_with_launcher
 from labinfer.comm.spmd.address_space import check_address_space, describe_limit, explain_by_limit
 from labinfer.comm.spmd.backend_plugin import explain_backend_plugin
 from labinfer.comm.spmd.environment import LaunchEnvironment, detect, shorten_openmp_spins
 from labinfer.comm.spmd.topology import stage_sizes
-from labinfer.observe.output_file import STANDARD
 from labinfer.observe.progress_line import PLAIN_SECONDS, START_SECONDS, Ticker
 from labinfer.observe.standard_output import interrupt_at_closed_output
-from labinfer.server.supervisor.options import SuperviseOptions
 
 if TYPE_CHECKING:
     from labinfer.cli.commands.session import Session
@@ -82,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     shorten_openmp_spins()
     try:
         if arguments[:1] == ["supervise"]:
-            return _supervise(signals, program, arguments[1:])
+            return supervise(signals, program, arguments[1:])
         environment = detect()
     except UserError as error:
         _refuse(error)
@@ -208,7 +196,7 @@ def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[st
     for section in GROUP_SECTIONS:
         add_options(parser, section)
     args, _ = parser.parse_known_args(arguments)
-    options = EngineOptions.group_options(_given(args, *GROUP_SECTIONS))
+    options = EngineOptions.group_options(given_options(args, *GROUP_SECTIONS))
     from labinfer.comm.group.failure import end_process_with
     from labinfer.comm.group.rank_group import join_group
 
@@ -232,9 +220,9 @@ def _choose(
         UserError: a flag is invalid, or the model cannot be found; raised on every rank.
     """
     rank = environment.rank
-    name, args = _parse(arguments, program, rank)
-    models = _take_models(args) if name == "serve" else {}
-    given = _given(args, *SECTIONS)
+    name, args = parse_arguments(arguments, program, rank)
+    models = take_models(args) if name == "serve" else {}
+    given = given_options(args, *SECTIONS)
     flags = commands()[name]
     usual = {key: value for key, value in flags.defaults.items() if value}
     if name == "generate" and args.prompt:
@@ -247,7 +235,7 @@ def _choose(
     ):  # information on this launch's ranks says little about the planned layout
         usual["log_level"] = "warning"
     options = EngineOptions.from_flat(usual | given)
-    own = _check_own(name, args) | ({"models": models} if models else {})
+    own = check_own(name, args) | ({"models": models} if models else {})
     if len(models) > 1 and options.parallel.layout:
         raise UserError(
             f"--layout supports one model, and --model was given {len(models)} times; leave --layout out, or serve one model"
@@ -287,19 +275,6 @@ def _choose(
 
 def _refuse(error: UserError) -> None:
     write_error(f"labinfer: error: {error}\n")
-
-
-def _parse(arguments: list[str], program: str, rank: int = 0) -> tuple[str, argparse.Namespace]:
-    with contextlib.ExitStack() as stack:
-        if rank != 0:  # --help is printed once
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        if arguments[:1] == ["bench"] and all(word.startswith("-") for word in arguments[1:]):
-            parser = build_bench_parser(program)
-            parser.parse_args(arguments[1:])
-            kinds = [name.removeprefix("bench ") for name in COMMANDS if name.startswith("bench ")]
-            parser.error(f"bench needs a kind, one of {', '.join(kinds)}")
-        command, flags = split_command(arguments)
-        return command, build_parser(command, program).parse_args(flags)
 
 
 def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
@@ -356,153 +331,6 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
         if isinstance(section, LoadOptions):
             section.check_files()
     return {}
-
-
-def _given(args: argparse.Namespace, *sections: type) -> dict[str, Any]:
-    """Options of ``sections`` that the user has set on the command line, by field name."""
-    names = [f.name for section in sections for f in dataclasses.fields(section)]
-    return {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-
-
-def _check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Check a command's own options. Returns the arguments that its ``run`` receives in addition to the session."""
-    if name == "generate":
-        job, sampling = _check_job(args)
-        return {"job": job, "sampling": sampling}
-    if name == "chat":
-        sampling, _ = _sampling(args)  # raises before the model is loaded
-        return {"own": convert_section(ChatOptions, _given(args, ChatOptions)), "sampling": sampling}
-    own = [
-        convert_section(section, _given(args, section))
-        for section in commands()[name].options
-        if section not in SECTIONS
-    ]
-    for section in own:
-        check_bounds(section)
-    if REGISTRY.entry("command", name).origin:
-        return {"options": own} if own else {}
-    if len(own) == 1:
-        return {"own": own[0]}
-    return {"kind": name.removeprefix("bench "), "options": own} if own else {}
-
-
-def _take_models(args: argparse.Namespace) -> dict[str, str]:
-    """Models of ``serve --model [NAME=]DIR|NAME``, by the names that requests use. The first model remains in ``args``.
-
-    Raises:
-        UserError: a name is missing or not unique.
-    """
-    models: dict[str, str] = {}
-    for text in args.model or [ModelOptions.model]:
-        name, is_named, model = text.partition("=")
-        if os.path.isdir(text):
-            name, model = os.path.basename(os.path.abspath(text)), text
-        elif not is_named:
-            model = text
-        if not name or not model:
-            raise UserError(f"--model {text}: give NAME=DIR, or DIR")
-        if name in models:
-            raise UserError(f"--model {text}: the name {name} is already in use; give another one, as in NAME={model}")
-        models[name] = model
-    args.model = next(iter(models.values()))
-    return models
-
-
-def _check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
-    """Check the options of a job. Returns them, and the default sampling parameters of its requests."""
-    job = JobOptions(
-        **{name: tuple(value) if name in REPEATED else value for name, value in _given(args, JobOptions).items()}
-    )
-    if bool(job.prompt) == bool(job.input):
-        hint = "not both" if job.prompt else "--help lists all options"
-        raise UserError(f"give either --prompt TEXT or --input FILE; {hint}")
-    if job.overwrite and (job.resume or job.retry_errors):
-        raise UserError("--overwrite would delete the output that --resume continues; give one of them")
-    check_bounds(job)
-    if job.output_format == "text" and (not job.input or job.output not in ("", STANDARD)):
-        raise UserError("--output-format text prints the results of --input to the terminal; leave it or --output out")
-    if "" in job.prompt:
-        raise UserError("--prompt is empty; give some text")
-    return job, _sampling(args)[1]
-
-
-def _sampling(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
-    """Fields of ``SamplingParams`` that the user has set, and the complete ``SamplingParams`` with defaults for all
-    others."""
-    sections = sampling_sections()
-    hints = {name: hint for section in sections for name, hint in typing.get_type_hints(section).items()}
-    given = {
-        name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
-        for name, value in _given(args, *sections).items()
-    }
-    try:
-        return given, SamplingParams(**given)
-    except UserError as error:
-        raise UserError(as_flags(str(error))) from None
-
-
-def _supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
-    """Run ``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
-
-    Raises:
-        UserError: a flag of either command is invalid, or the command cannot be restarted.
-    """
-    here = arguments.index("--") if "--" in arguments else len(arguments)
-    _check_separator(program, arguments[:here], arguments[here + 1 :])
-    given = _given(build_parser("supervise", program).parse_args(arguments[:here]), SuperviseOptions)
-    own = convert_section(SuperviseOptions, given)
-    check_bounds(own)
-    command = arguments[here + 1 :]
-    programs = [index for index, word in enumerate(command) if os.path.basename(word) in PROGRAMS]
-    if not programs:
-        raise UserError(
-            "supervise needs a command that starts ranks, as in supervise -- mpirun -n 2 python launch.py serve"
-        )
-    PLUGINS.load(map(find_plugin, named_plugins(command[programs[0] + 1 :])))
-    if shutil.which(command[0]) is None:
-        raise UserError(f"supervise: program {command[0]} not found; give its path")
-    name, args = _parse(command[programs[0] + 1 :], program)
-    again, server, models = command, None, {}
-    if name == "serve":
-        models = _take_models(args)
-        server = _check_own(name, args)["own"]
-    elif name == "generate" and args.input not in (None, STANDARD) and args.output not in (None, STANDARD):
-        if _check_job(args)[0].overwrite:
-            raise UserError(f"a supervised job resumes from its output; delete {args.output} and leave --overwrite out")
-        again = command if args.resume else [*command, "--resume"]
-    else:
-        raise UserError("supervise restarts serve, or a job with --input FILE and --output FILE; give one of them")
-    options = EngineOptions.from_flat(_given(args, *SECTIONS))
-    if options.model.autotune == "again":
-        again = [*again, "--autotune", "on"]  # after a restart, use the measurements of the first start
-    from labinfer.cli.commands.supervise import run
-
-    return run(
-        signals,
-        own,
-        command,
-        insists_on_rejoin="rejoin_timeout" in given,
-        launch=programs[0],
-        again=again,
-        server=server,
-        model_names=list(models),
-        options=options,
-    )
-
-
-def _check_separator(program: str, flags: list[str], command: list[str]) -> None:
-    """Check that ``--`` separates the flags of ``supervise`` from the command.
-
-    Args:
-        flags, command: words before and after the first ``--``.
-
-    Raises:
-        UserError: the command begins before ``--``; the message shows the right command line.
-    """
-    starts = (i for i, word in enumerate(flags) if os.path.basename(word) in PROGRAMS or shutil.which(word))
-    if (start := next(starts, None)) is not None:
-        words = [*flags[:start], "--", *flags[start:], *(["--"] if command else []), *command]
-        raise UserError(f"supervise needs -- before the command to start: {program} supervise {shlex.join(words)}")
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:

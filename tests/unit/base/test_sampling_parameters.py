@@ -15,7 +15,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_params import SamplingParameter, SamplingParams
 from labinfer.cli.flags import build_parser
-from labinfer.cli.main import _sampling
+from labinfer.cli.own_options import sampling_options
 from labinfer.cli.terminal.conversation import Conversation
 from labinfer.requests.anthropic.message_body import MessageBody
 from labinfer.requests.json_decode import WrongBody, decode_json
@@ -129,12 +129,12 @@ def test_line_overrides_the_command_line(parameters):
 def test_flag_of_commands_that_sample(command, parameters):
     parser = build_parser(command)
     assert "how wide (default: 0.0)" in parser.format_help()
-    given, sampling = _sampling(parser.parse_args(["--width", "2.5", "--count", "4"]))
+    given, sampling = sampling_options(parser.parse_args(["--width", "2.5", "--count", "4"]))
     assert given == {"width": 2.5, "count": 4} and sampling == SamplingParams(width=2.5, count=4)
     with pytest.raises(UserError, match="--width must be from 0 to 9, not 10"):
-        _sampling(parser.parse_args(["--width", "10"]))
+        sampling_options(parser.parse_args(["--width", "10"]))
     with pytest.raises(UserError, match="--count must be a whole number, not '1.5'"):
-        _sampling(parser.parse_args(["--count", "1.5"]))
+        sampling_options(parser.parse_args(["--count", "1.5"]))
 
 
 @pytest.mark.parametrize("command", ["serve", "plan", "bench serve"])

@@ -10,7 +10,7 @@ import yaml
 from launchers import ROOT
 from root_images import instructions, recipe_sections
 
-from labinfer.cli.main import build_parser, split_command
+from labinfer.cli.flags import build_parser, split_command
 from labinfer.native.targets import TARGETS
 from labinfer.weights.hubs import HUBS
 

@@ -20,7 +20,7 @@ from held_out import conversations as draw_held_out
 from project import PROJECT
 from tasks import EARLY_SHARES, LATE_SHARES, TASKS, UNITS
 
-from labinfer.cli.main import build_parser, split_command
+from labinfer.cli.flags import build_parser, split_command
 
 TOOLS = Path(__file__).parents[3] / "tools" / "demo_model"
 

@@ -19,7 +19,7 @@ from launchers import ROOT
 
 from labinfer.base.errors import ExitStatus
 from labinfer.cli.command_table import COMMANDS
-from labinfer.cli.main import build_parser, split_command
+from labinfer.cli.flags import build_parser, split_command
 from labinfer.server.gateway.endpoints import API
 from labinfer.server.gateway.metrics import Metrics
 from labinfer.server.gateway.options import ServerOptions
