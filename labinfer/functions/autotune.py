@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 import torch
 
+from labinfer.functions.dispatch import BATCH_BUCKETS
 from labinfer.functions.rank_calls import RankCalls
-from labinfer.functions.registry import BATCH_BUCKETS, Choice, Implementation
+from labinfer.functions.registry import Choice, Implementation
 from labinfer.native.cache_file import FORMAT, Damaged, read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ A layer receives a ``Functions`` in its constructor and calls ``functions.add_rm
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -17,7 +16,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from labinfer.base.errors import UserError
-from labinfer.functions.by_sequence import BySequence
+from labinfer.functions.dispatch import DispatchByBatchSize, by_new_tokens
 from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "gated_linear", "embedding")
@@ -47,8 +46,6 @@ FUNCTIONS = (*MATRIX_FUNCTIONS, *EXPERT_FUNCTIONS, *OTHER_FUNCTIONS)
 WeightChoice = Literal["auto", "plain", "packed12"]
 """Storage of bfloat16 matrices: uncompressed, compressed to 12 bits a weight, or that of the chosen implementation (``auto``)."""
 
-BATCH_BUCKETS = (1, 8, 32, 128)
-"""Upper bounds of all buckets of batch sizes (rows, i.e. tokens) but the last: one request, a few, many, small prompts, prompts."""
 Choice = Mapping[str, Sequence[str]]
 """Target → implementation name for each bucket of batch sizes. A target is a function, or ``linear`` of a kind of matrices, such as
 ``layer.linear``."""
@@ -88,29 +85,6 @@ class Implementation:
 
     def suits(self, device: HasDeviceType, dtype: torch.dtype) -> bool:
         return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
-
-
-class DispatchByBatchSize:
-    """A function with an implementation for each bucket of batch sizes; dimension 0 of the first argument is the batch size.
-
-    Args:
-        calls: one for each of ``BATCH_BUCKETS``, and one for larger batches.
-    """
-
-    def __init__(self, calls: Sequence[Callable]):
-        self._calls = tuple(calls)
-
-    def __call__(self, argument: torch.Tensor, /, *others, **named):
-        return self._calls[bisect_left(BATCH_BUCKETS, argument.shape[0])](argument, *others, **named)
-
-
-def by_new_tokens(calls: Sequence[Callable]) -> BySequence:
-    """A function that chooses an implementation for each sequence by its number of new tokens.
-
-    Args:
-        calls: one for each of ``BATCH_BUCKETS``, and one for more tokens.
-    """
-    return BySequence(lambda num_new, *others: calls[bisect_left(BATCH_BUCKETS, num_new)])
 
 
 class FunctionRegistry:

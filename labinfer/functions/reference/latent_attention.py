@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from labinfer.functions.attention_batch import Angles, AttentionBatch
-from labinfer.functions.by_sequence import BySequence
+from labinfer.functions.dispatch import BySequence
 from labinfer.functions.latent_cache import LatentCache, LatentTransform
 from labinfer.functions.reference.elementwise import rms_norm, rotary
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from labinfer.base.errors import UserError
+from labinfer.functions.dispatch import DispatchByBatchSize
 from labinfer.functions.reference.elementwise import silu_and_mul
 from labinfer.functions.reference.linear import embedding, linear, pack_weight
-from labinfer.functions.registry import DispatchByBatchSize, FunctionRegistry, Implementation
+from labinfer.functions.registry import FunctionRegistry, Implementation
 from labinfer.launch.providers import parse_overrides, reference_registry
 
 CPU = torch.device("cpu")

@@ -1,12 +1,16 @@
-"""``BySequence``: dispatch of a function to one implementation per sequence of the batch."""
+"""Dispatch of a function to one of its implementations: by the rows of the batch, or per sequence by its new tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+
+BATCH_BUCKETS = (1, 8, 32, 128)
+"""Upper bounds of all buckets of batch sizes (rows, i.e. tokens) but the last: one request, a few, many, small prompts, prompts."""
 
 
 class BySequence:
@@ -37,3 +41,26 @@ class BySequence:
                 out_T = part_R.new_empty(len(rows_T), *part_R.shape[1:])
             out_T[own_R] = part_R
         return out_T
+
+
+class DispatchByBatchSize:
+    """A function with an implementation for each bucket of batch sizes; dimension 0 of the first argument is the batch size.
+
+    Args:
+        calls: one for each of ``BATCH_BUCKETS``, and one for larger batches.
+    """
+
+    def __init__(self, calls: Sequence[Callable]):
+        self._calls = tuple(calls)
+
+    def __call__(self, argument: torch.Tensor, /, *others, **named):
+        return self._calls[bisect_left(BATCH_BUCKETS, argument.shape[0])](argument, *others, **named)
+
+
+def by_new_tokens(calls: Sequence[Callable]) -> BySequence:
+    """A function that chooses an implementation for each sequence by its number of new tokens.
+
+    Args:
+        calls: one for each of ``BATCH_BUCKETS``, and one for more tokens.
+    """
+    return BySequence(lambda num_new, *others: calls[bisect_left(BATCH_BUCKETS, num_new)])
