@@ -19,8 +19,9 @@ from labinfer.weights.formats.settings import spellings
 from labinfer.weights.gguf.blocks import decode_values
 from labinfer.weights.gguf.config import gguf_config
 from labinfer.weights.gguf.families import GgufFamily, read_family
-from labinfer.weights.gguf.file import GgufFile, GgufTensor
+from labinfer.weights.gguf.file import GgufFile
 from labinfer.weights.gguf.forms import GgufForm, make_formats, put_codes, take
+from labinfer.weights.gguf.header import GgufTensor
 from labinfer.weights.gguf.joins import JOINS, Joined, halves
 from labinfer.weights.gguf.orders import Order, RotatedPairs, TiledHeads
 from labinfer.weights.loading import LoadFunctions

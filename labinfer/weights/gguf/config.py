@@ -12,7 +12,8 @@ from typing import Any
 
 from labinfer.base.errors import UserError
 from labinfer.weights.gguf.families import INNER_SIZE, read_family
-from labinfer.weights.gguf.file import GgufFile, GgufTensor
+from labinfer.weights.gguf.file import GgufFile
+from labinfer.weights.gguf.header import GgufTensor
 
 SIZES = {
     "hidden_size": "embedding_length",

@@ -9,7 +9,8 @@ import torch
 from labinfer.weights.codes import Codes, QuantLayout
 from labinfer.weights.formats.format import Formats
 from labinfer.weights.gguf.blocks import decode_numbers
-from labinfer.weights.gguf.file import GgufFile, GgufTensor
+from labinfer.weights.gguf.file import GgufFile
+from labinfer.weights.gguf.header import GgufTensor
 from labinfer.weights.gguf.types import BlockType
 
 FIVE_BITS = QuantLayout(bits=5, group=32, has_minima=True)

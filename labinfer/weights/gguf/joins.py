@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from labinfer.weights.gguf.file import GgufTensor
+from labinfer.weights.gguf.header import GgufTensor
 
 ReadValues = Callable[[GgufTensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Reads rows and columns of a tensor by index, as float32. Rows are counted over all leading dimensions."""

@@ -14,7 +14,8 @@ from fuzzing import fuzz, mutate
 from labinfer.base.errors import UserError
 from labinfer.models.registry import load_config
 from labinfer.text.tokenizer import Tokenizer
-from labinfer.weights.gguf.file import SCALARS, GgufFile
+from labinfer.weights.gguf.file import GgufFile
+from labinfer.weights.gguf.header import SCALARS
 from labinfer.weights.model_files import open_model
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from labinfer.base.errors import UserError
 from labinfer.weights.gguf import file as gguf_file
+from labinfer.weights.gguf import header as gguf_header
 from labinfer.weights.gguf.file import GgufFile, is_gguf, split_paths
 
 
@@ -41,7 +42,7 @@ def path(tmp_path):
 
 def test_metadata_is_read(path, monkeypatch):
     for chunk in (1 << 20, 1, 100):  # texts may lie across two reads
-        monkeypatch.setattr(gguf_file, "CHUNK", chunk)
+        monkeypatch.setattr(gguf_header, "CHUNK", chunk)
         file = GgufFile(path)
         assert file.get("general.architecture", str) == "llama"
         assert (file.get("a.size", int), file.get("a.negative", int), file.get("a.share", float)) == (7, -3, 0.5)
