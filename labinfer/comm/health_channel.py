@@ -189,7 +189,7 @@ class HealthChannel:
                 with contextlib.suppress(OSError):  # the peer is gone
                     connection.shutdown(
                         socket.SHUT_WR
-                    )  # the peer reads end of file; ours follows after the peer's goodbye
+                    )  # the peer reads end of file; this side does once the peer closes, too
 
     def _tell_all(self, message) -> None:
         with self._lock:

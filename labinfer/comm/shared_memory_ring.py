@@ -271,7 +271,7 @@ class RingReceive(Handle):
 
 
 class CarriedReceive(Handle):
-    """Handle of a receive over a polled transport, from a rank of this machine that notifies this rank."""
+    """Handle of a receive over a polled transport. The sender, a rank of this machine, notifies this rank of its message."""
 
     def __init__(self, handle: Handle, comm: RingCommunicator):
         self._handle, self._comm = handle, comm

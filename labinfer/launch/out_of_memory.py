@@ -13,7 +13,7 @@ from labinfer.comm.spmd.address_space import describe_limit
 
 @contextmanager
 def memory_for(what: str, device: torch.device) -> Iterator[None]:
-    """Turn an out-of-memory error of the block into a UserError, which says that ``what`` does not fit on ``device``.
+    """Turn an out-of-memory error of the block into a UserError, which says that ``device`` has no room for ``what``.
 
     Raises:
         UserError: the memory is exhausted.
@@ -25,4 +25,4 @@ def memory_for(what: str, device: torch.device) -> Iterator[None]:
         if type(error) is RuntimeError and "alloc" not in reason:
             raise
         hint = describe_limit() or "use more ranks, a smaller --dtype or a smaller --memory-utilization"
-        raise UserError(f"{what} do not fit on {device} ({reason:.120}); {hint}") from None
+        raise UserError(f"no room for {what} on {device} ({reason:.120}); {hint}") from None

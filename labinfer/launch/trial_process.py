@@ -31,7 +31,7 @@ from labinfer.functions.trial import PASSING, Finding, TrialCase, Trials, Verdic
 from labinfer.launch.providers import make_providers, make_registry, reference_registry
 
 FIRST_SECONDS = 6.0
-"""Seconds without a result after which an implementation counts as hanging in its first case, for which it may be compiled."""
+"""Seconds without a result after which an implementation counts as hanging in its first case, in which it may be compiled as well."""
 HANG_SECONDS = 5.0
 """Seconds without a result after which an implementation counts as hanging in a later case."""
 READY_SECONDS = 60.0

@@ -252,5 +252,5 @@ def _file_name(group: RankGroup, layout: Layout, calls: RankCalls, providers: Se
         calls.counts,
         layout.quantization_group_size,
         {target: list(candidates) for target, candidates in calls.contested().items()},
-        sum(info.node == here.node for info in group.everyone),  # they share the memory
+        sum(info.node == here.node for info in group.everyone),  # ranks of a node share its memory bandwidth
     )

@@ -79,7 +79,7 @@ def file_name(
         [info.rank for info in group.everyone if info.node == here.node].index(
             group.rank
         ),  # equal ranks may differ in speed
-        sum(info.node == here.node for info in group.everyone),  # they share the memory
+        sum(info.node == here.node for info in group.everyone),  # ranks of a node share its memory bandwidth
         (measured_bytes(), MIN_LAYERS, DECODE_ROWS, CHUNK_ROWS, HEAD_ROWS, CONTEXTS, CHUNK_BEFORE),
     )
     return f"host-{key}.json"
