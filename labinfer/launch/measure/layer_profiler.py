@@ -13,7 +13,6 @@ from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.plan import BatchEntry, BatchPlan, CacheMove, Command, SequenceStart, TokenSampling
 from labinfer.comm import wire
 from labinfer.comm.communicator import Communicator
-from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.launch.measure.quota_timer import QuotaTimer
 from labinfer.models.layers.input_batch import ModelInputBatch
 from labinfer.planner.step_shape import StepShape
@@ -43,14 +42,14 @@ class LayerProfiler:
 
     Args:
         comm: communicator of the ranks of the stage.
-        tp: tensor-parallel communicator of their layers.
+        sum_ranks: takes a row-parallel layer's partial result, and writes to it the sum over the ranks as the layer does.
         sizes: sizes of the KV cache. Sequences share blocks if there are too few.
         vocab_size: number of token ids.
         quota_timer: timer that accounts for this rank's CPU quota.
     """
 
     comm: Communicator
-    tp: TensorParallelCommunicator
+    sum_ranks: Callable[[torch.Tensor], torch.Tensor]
     runner: ModelRunner
     device: torch.device
     sizes: CacheSizes
@@ -177,9 +176,9 @@ class LayerProfiler:
         return seconds
 
     def time_sum(self, num_rows: int, width: int, dtype: torch.dtype) -> float:
-        """Seconds of an all-reduce over the ranks of the stage."""
+        """Seconds of a row-parallel layer's sum over the ranks of the stage."""
         partial_TD = torch.zeros(num_rows, width, dtype=dtype, device=self.device)
-        return self._time(lambda: self.tp.all_reduce(partial_TD).flatten()[:1].tolist())
+        return self._time(lambda: self.sum_ranks(partial_TD).flatten()[:1].tolist())
 
     def _run(self, runner: ModelRunner, plan: BatchPlan, batch: ModelInputBatch) -> None:
         hidden_TD = runner.run(plan, batch, None)

@@ -10,10 +10,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
+import torch
 
 import labinfer
 from labinfer.base.config import EngineOptions
@@ -25,6 +26,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.links import measure_links
 from labinfer.comm.spmd.devices import DeviceName, machine_names, num_sharing, torch_device, use_device
 from labinfer.comm.spmd.machine import return_freed_memory
+from labinfer.comm.tensor_parallel import TensorParallelCommunicator
 from labinfer.functions.calls import PagedAttentionCall
 from labinfer.launch.build import build_placed
 from labinfer.launch.cgroup_limits import cpu_share, describe_hardware, memory_share
@@ -61,6 +63,8 @@ from labinfer.launch.providers import collectives_backend, describe_device
 from labinfer.launch.tune import cache_folder, prepare_providers
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.layers.mixer import Mixer
+from labinfer.models.layers.segments import SegmentSum
+from labinfer.models.layers.sharding import shard_columns
 from labinfer.native.cache_file import digest
 from labinfer.planner.cluster import Cluster, Machine, MachinePairLink, NetworkLink, check_link
 from labinfer.planner.costs import MIXER_SUMS, DraftBytes, HostCosts, LayerCosts, Points
@@ -109,7 +113,7 @@ def probe_cluster(
     with group.raise_on_all_ranks():
         devices = probed_devices(options, group.everyone)
         names = machine_names(devices, group.everyone)
-        rounds = all_degrees(names, config) if for_plan else [split_machines(names, options)]
+        rounds = all_degrees(names, config, options) if for_plan else [split_machines(names, options)]
         own_units = [next(unit for unit in units if group.rank in unit) for units in rounds]
         layouts = [make_unit_layout(options, config, group.everyone, unit, devices) for unit in own_units]
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
@@ -295,13 +299,21 @@ def _make_timer(
         )
     return LayerProfiler(
         comm=unit.comm,
-        tp=parts.tp,
+        sum_ranks=sum_over_ranks(layout, parts.tp),
         runner=parts.worker.runner,
         device=device,
         sizes=parts.capacity.sizes,
         vocab_size=layout.config.vocab_size,
         quota_timer=QuotaTimer(cpu_share(group)),
     )
+
+
+def sum_over_ranks(layout: Layout, tp: TensorParallelCommunicator) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``LayerProfiler.sum_ranks`` of the layout's row-parallel layers."""
+    if not layout.reproducible:
+        return tp.all_reduce
+    sums = SegmentSum(partial(shard_columns, layout.config.hidden_size), tp)
+    return lambda partial_TD: sums.add_ranks(partial_TD, sums.empty_sums(partial_TD, partial_TD.shape))
 
 
 def _measure_until_possible(

@@ -13,6 +13,7 @@ from labinfer.comm.spmd.topology import per_stage
 from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.measure.layer_fit import CHUNK_BEFORE
 from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.models.layers.segments import DEGREES
 from labinfer.native.cache_file import digest
 from labinfer.weights.loader import weight_bytes
 
@@ -75,8 +76,9 @@ def split_machines(machines: Sequence[str], options: EngineOptions) -> Units:
     return units
 
 
-def all_degrees(machines: Sequence[str], config: ModelConfig) -> list[Units]:
-    """Units for each of several probes, covering all tensor-parallel degrees that divide a machine's ranks and that the model supports.
+def all_degrees(machines: Sequence[str], config: ModelConfig, options: EngineOptions) -> list[Units]:
+    """Units for each of several probes, covering all tensor-parallel degrees that divide a machine's ranks and that the model and
+    ``--reproducible`` support.
 
     Machines with fewer degrees than others repeat their last one.
 
@@ -84,8 +86,9 @@ def all_degrees(machines: Sequence[str], config: ModelConfig) -> list[Units]:
         machines: name of each rank's machine, see ``machine_names``.
     """
     groups = list(ranks_by_machine(machines).values())
+    allowed = DEGREES if options.model.is_reproducible else range(1, len(machines) + 1)
     degrees = [
-        [degree for degree in range(1, len(ranks) + 1) if len(ranks) % degree == 0 and _allows(config, degree)]
+        [degree for degree in sorted(allowed) if len(ranks) % degree == 0 and _allows(config, degree)]
         for ranks in groups
     ]
     return [

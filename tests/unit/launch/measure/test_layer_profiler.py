@@ -18,7 +18,7 @@ class Steps:
     def __init__(self, seconds: Sequence[float]):
         self._seconds, self.num_run, self._passed = list(seconds), 0, 0.0
 
-    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+    def run(self, partial: torch.Tensor) -> torch.Tensor:
         self._passed += self._seconds[min(self.num_run, len(self._seconds) - 1)]
         self.num_run += 1
         return partial
@@ -38,7 +38,7 @@ def time_steps(steps: Steps, others: Sequence[Sequence[float]] = ()) -> float:
     comm = SimpleNamespace(size=1 + len(others), all_gather=lambda own: [own, *map(torch.tensor, others)])
     timer = LayerProfiler(
         comm=comm,
-        tp=steps,
+        sum_ranks=steps.run,
         runner=None,
         device=torch.device("cpu"),
         sizes=CacheSizes(num_blocks=1, max_model_len=1),

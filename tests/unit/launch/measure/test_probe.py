@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+import torch
 from checkpoints import make_checkpoint
 
 from labinfer import LLM
@@ -21,7 +22,7 @@ from labinfer.launch.layout.layout import Layout, make_layout
 from labinfer.launch.measure import probe
 from labinfer.launch.measure.cost_file import read_costs, write_costs
 from labinfer.launch.measure.layer_fit import fit_layer
-from labinfer.launch.measure.probe import probe_cluster
+from labinfer.launch.measure.probe import probe_cluster, sum_over_ranks
 from labinfer.launch.measure.probe_layout import all_degrees, kind_name, layer_places, measured_bytes, split_machines
 from labinfer.launch.providers import describe_device
 from labinfer.models.config import ModelConfig
@@ -300,12 +301,37 @@ def test_all_degrees_are_measured_that_a_node_and_the_model_allow():
             raise UserError("there are 4 heads")
 
     config = SimpleNamespace(layers=[SimpleNamespace(mixer=SimpleNamespace(check=check))])
-    assert all_degrees("abaaabb", config) == [
+    assert all_degrees("abaaabb", config, EngineOptions()) == [
         [(0,), (2,), (3,), (4,), (1,), (5,), (6,)],
         [(0, 2), (3, 4), (1, 5, 6)],
         [(0, 2, 3, 4), (1, 5, 6)],
     ]
-    assert [len(units[0]) for units in all_degrees("a" * 8, config)] == [1, 2, 4]
+    assert [len(units[0]) for units in all_degrees("a" * 8, config, EngineOptions())] == [1, 2, 4]
+
+
+def test_reproducible_runs_are_measured_with_the_degrees_that_they_allow():
+    config = SimpleNamespace(layers=[SimpleNamespace(mixer=SimpleNamespace(check=lambda degree: None))])
+
+    def degrees(reproducible: str, num_ranks: int) -> list[int]:
+        options = EngineOptions.from_flat({"reproducible": reproducible})
+        return [len(units[0]) for units in all_degrees("a" * num_ranks, config, options)]
+
+    assert degrees("off", 24) == [1, 2, 3, 4, 6, 8, 12, 24]
+    assert [degrees("on", count) for count in (24, 10, 5)] == [[1, 2, 3, 4], [1, 2], [1]]
+
+
+@pytest.mark.parametrize(("reproducible", "sent"), [(False, [torch.bfloat16]), (True, [torch.float32])])
+def test_sums_over_ranks_are_measured_as_the_layers_make_them(reproducible, sent):
+    calls = []
+    tp = SimpleNamespace(
+        rank=0,
+        size=2,
+        all_reduce=lambda partial: calls.append(partial.dtype) or partial,
+        all_gather=lambda own: calls.append(own.dtype) or [own, own.clone()],
+    )
+    layout = SimpleNamespace(reproducible=reproducible, config=SimpleNamespace(hidden_size=64))
+    assert sum_over_ranks(layout, tp)(torch.zeros(3, 64, dtype=torch.bfloat16)).shape == (3, 64)
+    assert calls == sent
 
 
 @pytest.mark.parametrize(
