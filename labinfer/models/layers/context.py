@@ -38,5 +38,5 @@ class StageContext:
     return sums over all ranks."""
 
     def sum_partials(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum of the ranks' ``partial`` results of row-parallel layers, in place."""
+        """Sum over the ranks of a row-parallel layer's result: ``partial`` itself in a reproducible run, else the all-reduce in place."""
         return self.tp.all_reduce(partial) if self.row_parallel is None else partial
