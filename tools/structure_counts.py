@@ -56,7 +56,10 @@ EXTENSIONS = {
         f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve", "hubs")
     ),
     "devices": ("functions/device.py",),
-    "reproducible sums": ("models/layers/segments.py", "models/layers/segmented_linear.py"),
+    "reproducible sums": (
+        *("models/layers/segments.py", "models/layers/segmented_linear.py"),
+        "functions/segmented_weight.py",
+    ),
     "captured steps": ("worker/step_graphs.py", "functions/graph.py", "functions/waits.py"),
     "speculation": (
         *("engine/*draft*.py", "engine/*proposer*.py", "engine/round_overheads.py"),

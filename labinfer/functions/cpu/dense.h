@@ -12,17 +12,20 @@ struct Plain {
   const bf16* weight;
   int64_t inputs;
 
+  // Address of panel `number`.
+  const bf16* at(int64_t number) const { return weight + number * PANEL * inputs; }
+
   // Rows after the last panel, unpacked.
   const bf16* rest(int64_t panels) const { return weight + panels * PANEL * inputs; }
 
-  // Multiplies rows with a panel, see multiply_panel, in one of a thread's passes over it. `next` is the panel after it.
+  // Multiplies rows, `stride` apart, with a panel, see multiply_panel, in one of a thread's passes over it. The memory at `next` is read
+  // after it.
   template <typename Kernel, typename Done>
-  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, Pass pass, float* memory,
-             Done done) const {
+  void panel(PanelState<Kernel>& state, int64_t number, const void* next, const typename Kernel::Input* x, int64_t stride, int rows,
+             Pass pass, float* memory, Done done) const {
     int64_t bytes = PANEL * inputs * sizeof(bf16);
-    const bf16* at = weight + number * PANEL * inputs;
-    Stream stream = pass.stream<Kernel>(panel_stream(weight, bytes, number, next), {at, bytes}, bytes, bytes);
-    multiply_panel<Kernel>(state, rows, x, inputs, at, inputs / 2, memory, stream, done);
+    Stream stream = pass.stream<Kernel>(panel_stream(at(number), bytes, next), {at(number), bytes}, bytes, bytes);
+    multiply_panel<Kernel>(state, rows, x, stride, at(number), inputs / 2, memory, stream, done);
   }
 };
 
@@ -36,13 +39,13 @@ inline LineVector<bf16>& decoded_panel() {
 struct Packed12 : Matrix12 {
   int64_t inputs;
 
-  Packed12(const uint8_t* data, int64_t outputs, int64_t inputs) : Matrix12(data, outputs, inputs), inputs(inputs) {}
+  Packed12(const void* data, int64_t outputs, int64_t inputs) : Matrix12((const uint8_t*)data, outputs, inputs), inputs(inputs) {}
 
   const bf16* rest(int64_t) const { return last_rows; }
 
   template <typename Kernel, typename Done>
-  void panel(PanelState<Kernel>& state, int64_t number, int64_t next, const typename Kernel::Input* x, int rows, Pass pass, float* memory,
-             Done done) const {
+  void panel(PanelState<Kernel>& state, int64_t number, const void* next, const typename Kernel::Input* x, int64_t stride, int rows,
+             Pass pass, float* memory, Done done) const {
     LineVector<bf16>& whole = decoded_panel();
     bool is_kept = IN_TILES<Kernel> || !pass.is_last();
     if (pass.is_first() && is_kept && int64_t(whole.size()) < groups * GROUP_WEIGHTS) whole.resize(groups * GROUP_WEIGHTS);
@@ -52,14 +55,35 @@ struct Packed12 : Matrix12 {
     if (pass.is_first()) {
       if constexpr (IN_TILES<Kernel>) {
         bool is_read_again = !pass.is_last() || (rows > TILE_ROWS && rows % TILE_ROWS);
-        return Kernel::panel(state, rows, x, inputs, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);
+        return Kernel::panel(state, rows, x, stride, DecodedPanel(panel, groups, whole.data(), is_read_again), inputs / 2, memory, done);
       } else {
-        panel12_of<Kernel>(rows)(x, inputs, panel, inputs / 2, is_kept ? whole.data() : nullptr, memory);
+        panel12_of<Kernel>(rows)(x, stride, panel, inputs / 2, is_kept ? whole.data() : nullptr, memory);
         return done(0, rows, FloatSums{memory});
       }
     }
-    multiply_panel<Kernel>(state, rows, x, inputs, whole.data(), inputs / 2, memory, panel.stream, done);
+    multiply_panel<Kernel>(state, rows, x, stride, whole.data(), inputs / 2, memory, panel.stream, done);
   }
+};
+
+// A matrix in 16 or in 12 bits.
+class Bfloat16Matrix {
+ public:
+  Bfloat16Matrix(const void* data, int64_t outputs, int64_t inputs, bool in_12_bits)
+      : plain{(const bf16*)data, inputs}, packed(data, outputs, inputs), in_12_bits(in_12_bits) {}
+
+  const void* at(int64_t number) const { return in_12_bits ? (const void*)packed.at(number) : plain.at(number); }
+  const bf16* rest(int64_t panels) const { return in_12_bits ? packed.rest(panels) : plain.rest(panels); }
+
+  template <typename Kernel, typename... Arguments>
+  void panel(PanelState<Kernel>& state, Arguments... arguments) const {
+    if (in_12_bits) packed.template panel<Kernel>(state, arguments...);
+    else plain.template panel<Kernel>(state, arguments...);
+  }
+
+ private:
+  Plain plain;
+  Packed12 packed;
+  bool in_12_bits;
 };
 
 }  // namespace

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from enum import IntEnum
 
 import torch
 
 from labinfer.functions.packed_weight import PackedWeight
+from labinfer.functions.segmented_weight import SegmentedWeight
 
 PANEL = 32
 """Outputs that are packed together (panel width)."""
 PIECES = 4
 """Minimum number of work items per thread for a fused epilogue."""
+
+
+class CompiledSegment(ctypes.Structure):
+    """C++ struct ``Segment`` of products.h, declared for ctypes."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("lead", ctypes.c_int64),
+        ("global_scale", ctypes.c_float),
+        ("additions", ctypes.c_int32),
+        ("in_12_bits", ctypes.c_int32),
+    ]
+
+    @classmethod
+    def convert(cls, weight: PackedWeight, additions: int) -> CompiledSegment:
+        """Description of a packed matrix of any layout of this folder."""
+        scales = getattr(weight, "scales", None)
+        return cls(
+            weight=weight.data.data_ptr(),
+            scales=None if scales is None else scales.data_ptr() or None,
+            inputs=weight.inputs,
+            lead=getattr(weight, "lead", 0),
+            global_scale=getattr(weight, "global_scale", 1.0),
+            additions=additions,
+            in_12_bits=getattr(weight, "in_12_bits", False),
+        )
 
 
 class Finish(IntEnum):
@@ -62,6 +92,34 @@ def multiply(
         torch.get_num_threads(),
     )
     return out_TO
+
+
+def sum_products(call: Callable, x_TI: torch.Tensor, weight: SegmentedWeight, *form: int) -> torch.Tensor:
+    """Sum of the products of the segments, see ``SegmentedWeight``.
+
+    Args:
+        form: further arguments of the library's function.
+    """
+    if weight.table is None:
+        segments = map(CompiledSegment.convert, weight.segments, weight.additions)
+        weight.table = (CompiledSegment * len(weight.segments))(*segments)
+    x_TI, outputs = x_TI.contiguous(), weight.segments[0].outputs
+    if weight.num_sums:
+        out = x_TI.new_empty(weight.num_sums, x_TI.shape[0], outputs, dtype=torch.float32)
+    else:
+        out = x_TI.new_empty(x_TI.shape[0], outputs)
+    call(
+        x_TI.data_ptr(),
+        ctypes.byref(weight.table),
+        len(weight.segments),
+        None if weight.num_sums else out.data_ptr(),
+        out.data_ptr() if weight.num_sums else None,
+        x_TI.shape[0],
+        outputs,
+        *form,
+        torch.get_num_threads(),
+    )
+    return out
 
 
 def look_up(call: Callable, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Compiled functions for floating-point models; bfloat16 products with an odd number of inputs are padded by one."""
+"""Compiled functions for floating-point models; bfloat16 matrices with an odd number of inputs are padded by one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch.nn.functional as F
 
 from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.attention_heads import AttentionHeads, HeadNorms, QKVHeads
-from labinfer.functions.cpu.dense import Finish, look_up, multiply
+from labinfer.functions.cpu.dense import Finish, look_up, multiply, sum_products
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.layer_cache import LayerCache
 from labinfer.functions.packed_weight import DenseWeight
+from labinfer.functions.segmented_weight import SegmentedWeight
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.int8)
 """Dtypes of activations and caches, in the order of their enum values in attention_inner.h; int8 is for caches."""
@@ -59,10 +60,10 @@ class CpuFunctions:
         self._are_pairs = dtype == torch.bfloat16
         if self._are_pairs:
             self._pack, self._look_up = library.pack_weight, library.embedding
-            self._linear = library.find("linear", kernel)
+            self._linear, self._sum = library.find("linear", kernel), library.find("sum_linear", kernel)
         else:
             self._pack, self._look_up = getattr(library, f"pack_{name}"), getattr(library, f"embedding_{name}")
-            self._linear = getattr(library, f"linear_{name}")
+            self._linear, self._sum = getattr(library, f"linear_{name}"), getattr(library, f"sum_linear_{name}")
 
     def calls(self) -> dict[str, Callable]:
         """Methods of this object, by the name of the function that each implements."""
@@ -77,8 +78,12 @@ class CpuFunctions:
         self._pack(weight_OI.data_ptr(), *weight_OI.shape, torch.get_num_threads())
         return DenseWeight(weight_OI, outputs, inputs)
 
-    def linear(self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        return self._multiply(x_TI, weight, bias_O)
+    def linear(
+        self, x_TI: torch.Tensor, weight: DenseWeight | SegmentedWeight, bias_O: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if isinstance(weight, SegmentedWeight):
+            return sum_products(self._sum, x_TI, weight)
+        return multiply(self._linear, x_TI, weight, bias_O)
 
     def gated_linear(
         self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
@@ -86,7 +91,7 @@ class CpuFunctions:
         finish = Finish.gate(gelu)
         if not self._are_pairs or not finish.takes(weight.outputs):
             return self.activate(self.linear(x_TI, weight, bias_O), gelu)
-        return self._multiply(x_TI, weight, bias_O, finish)
+        return multiply(self._linear, x_TI, weight, bias_O, finish)
 
     def activate(self, gate_up_TF: torch.Tensor, gelu: bool) -> torch.Tensor:
         """Apply ``gelu_and_mul`` or ``silu_and_mul``."""
@@ -97,13 +102,6 @@ class CpuFunctions:
             wide_TI = look_up(self._look_up, token_ids_T, replace(table, inputs=table.inputs + 1), first)
             return wide_TI[:, : table.inputs].contiguous()
         return look_up(self._look_up, token_ids_T, table, first)
-
-    def _multiply(
-        self, x_TI: torch.Tensor, weight: DenseWeight, bias_O: torch.Tensor | None, finish: Finish = Finish.NOTHING
-    ) -> torch.Tensor:
-        if self._is_padded(weight.inputs):
-            x_TI, weight = F.pad(x_TI, (0, 1)), replace(weight, inputs=weight.inputs + 1)
-        return multiply(self._linear, x_TI, weight, bias_O, finish)
 
     def _is_padded(self, inputs: int) -> bool:
         """Whether a matrix with ``inputs`` inputs is padded by an input of zeros: bfloat16 panels have an even number of inputs."""

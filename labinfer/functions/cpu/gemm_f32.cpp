@@ -1,6 +1,6 @@
 // Matrix products with packed float32 and float16 weights, accumulated in float32, and embedding lookups in packed tables.
 #include "packed.h"
-#include "panel.h"
+#include "products.h"
 #include "replay.h"
 
 namespace {
@@ -21,9 +21,9 @@ const Stored* pack_rest(const Stored* rows, int64_t count, int64_t inputs) {
   return panel.data();
 }
 
-// Multiplies rows with a panel, one chunk of inputs at a time: sums (rows, PANEL).
+// Multiplies rows, `stride` apart, with a panel, one chunk of inputs at a time: sums (rows, PANEL).
 template <typename Kernel>
-void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
+void multiply_in_chunks(const float* x, int64_t stride, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
   alignas(64) float part[Kernel::ROWS * PANEL];
   int64_t step = pass_rows<Kernel>(rows);
   PanelState<Kernel> state;
@@ -31,49 +31,59 @@ void multiply_in_chunks(const float* x, const typename Kernel::Stored* panel, in
     for (int64_t row = 0; row < rows; row += step) {
       int count = int(std::min(step, rows - row));
       float* to = sums + row * PANEL;
-      multiply_panel<Kernel>(state, count, x + row * inputs + begin, inputs, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
+      multiply_panel<Kernel>(state, count, x + row * stride + begin, stride, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
                              begin ? part : to, {}, [](auto...) {});
       for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
     }
 }
 
-// out = x times weight, plus bias. The summation order of a row is independent of the other rows (batch invariant).
+// Products of blocks of rows with panels, plus bias, on one thread. The summation order of a row is independent of the other rows (batch
+// invariant).
 template <typename Dtype, typename Number>
-void multiply(const Number* x, const typename Dtype::Stored* weight, const Number* bias, Number* out, int64_t tokens,
-              int64_t outputs, int64_t inputs, int threads) {
+class Products {
+ public:
   using Kernel = FloatKernel<Dtype>;
-  constexpr int64_t TOGETHER = MOST_ROWS / Kernel::ROWS * Kernel::ROWS;
-  int64_t panels = outputs / PANEL, blocks = (tokens + TOGETHER - 1) / TOGETHER;
-  int64_t parts = (outputs + PANEL - 1) / PANEL;  // including the partial panel at the end
-  in_parallel(threads, blocks * parts, [&](Pieces& pieces) {
-    alignas(64) float sums[TOGETHER * PANEL];
-    const float* rows = nullptr;
-    int64_t taken = -1;  // first row that `rows` points to
-    for (int64_t piece; pieces.next(piece);) {
-      int64_t first = piece / parts * TOGETHER, count = std::min(TOGETHER, tokens - first), output = piece % parts * PANEL;
-      if (first != taken) rows = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
-      Number* to = out + first * outputs;
-      if (output == panels * PANEL) {
-        multiply_in_chunks<Kernel>(rows, pack_rest(weight + output * inputs, outputs - output, inputs), count, inputs, sums);
-        for (int64_t row = 0; row < count; ++row)
-          for (int64_t rest = output; rest < outputs; ++rest)
-            set(to[row * outputs + rest], sums[row * PANEL + rest - output] + (bias ? as_float(bias[rest]) : 0.0f));
-        continue;
-      }
-      multiply_in_chunks<Kernel>(rows, weight + output * inputs, count, inputs, sums);
-      for (int64_t row = 0; row < count; ++row)
-        for (int side = 0; side < PANEL; side += WIDTH) {
-          floats value = load<floats>(sums + row * PANEL + side);
-          store_floats(to + row * outputs + output + side, bias ? value + load_floats(bias + output + side) : value);
-        }
-    }
-  });
+  static constexpr int64_t TOGETHER = MOST_ROWS / Kernel::ROWS * Kernel::ROWS;
+
+  Products(const Number* x, const Segments& segments, const Number* bias, int64_t tokens, int64_t outputs)
+      : x(x), segments(segments), bias(bias), tokens(tokens), outputs(outputs), stride(segments.inputs()) {}
+
+  // See write_products.
+  template <typename Write>
+  void multiply(int64_t first, PanelIndex panel, PanelIndex, Write write) {
+    int64_t rows = std::min(TOGETHER, tokens - first), inputs = segments.each[panel.segment].inputs, output = panel.number * PANEL;
+    if (first != taken) rows_in = Kernel::inputs(x + first * stride, rows * stride), taken = first;
+    auto weight = (const typename Dtype::Stored*)segments.each[panel.segment].weight + output * inputs;
+    if (output + PANEL > outputs) weight = pack_rest(weight, outputs - output, inputs);
+    int64_t begin = Segments{segments.each, panel.segment, nullptr}.inputs();
+    multiply_in_chunks<Kernel>(rows_in + begin, stride, weight, rows, inputs, sums);
+    floats low, high;
+    load_bias(bias, output, outputs, low, high);
+    for (int64_t row = 0; row < rows; ++row)
+      write(first + row, load<floats>(sums + row * PANEL) + low, load<floats>(sums + row * PANEL + WIDTH) + high);
+  }
+
+ private:
+  const Number* x;
+  const Segments& segments;
+  const Number* bias;
+  int64_t tokens, outputs, stride, taken = -1;  // taken: first row of the block in rows_in
+  const float* rows_in = nullptr;
+  alignas(64) float sums[TOGETHER * PANEL];
+};
+
+template <typename Dtype, typename Number>
+void multiply(const Number* x, const Segments& segments, const Number* bias, Number* out, int64_t tokens, int64_t outputs, int threads) {
+  using Own = Products<Dtype, Number>;
+  write_products<typename Own::Kernel>(segments, out, tokens, outputs, Own::TOGETHER, threads,
+                                       [&] { return Own(x, segments, bias, tokens, outputs); });
 }
 
 }  // namespace
 
 // C functions for ctypes; floats.py checks shapes and dtypes before the call. Linear is out (tokens, outputs) = x (tokens, inputs) times
-// packed weight, plus bias if there is one. The only epilogue here is Finish::NOTHING.
+// packed weight, plus bias if there is one; sum_linear adds the products of segments, see Segments. The only epilogue here is
+// Finish::NOTHING.
 extern "C" {
 
 #define UNPAIRED(DTYPE, KIND, NUMBER)                                                                                     \
@@ -85,9 +95,15 @@ extern "C" {
   }                                                                                                                       \
   void linear_##DTYPE(const NUMBER* x, const KIND::Stored* weight, const NUMBER* bias, NUMBER* out, int64_t tokens,       \
                       int64_t outputs, int64_t inputs, int, int threads) {                                                \
-    multiply<KIND>(x, weight, bias, out, tokens, outputs, inputs, threads);                                               \
+    Segment all{weight, nullptr, inputs, 0, 1.0f, 0, false};                                                                     \
+    multiply<KIND>(x, {&all, 1, nullptr}, bias, out, tokens, outputs, threads);                                           \
   }                                                                                                                       \
   REPLAYABLE(linear_##DTYPE)                                                                                              \
+  void sum_linear_##DTYPE(const NUMBER* x, const Segment* segments, int64_t count, NUMBER* out, float* sums,              \
+                          int64_t tokens, int64_t outputs, int threads) {                                                 \
+    multiply<KIND, NUMBER>(x, {segments, count, sums}, nullptr, out, tokens, outputs, threads);                           \
+  }                                                                                                                       \
+  REPLAYABLE(sum_linear_##DTYPE)                                                                                          \
   void embedding_##DTYPE(const int64_t* ids, const KIND::Stored* table, KIND::Stored* out, int64_t tokens,                \
                          int64_t outputs, int64_t inputs, int64_t first, int threads) {                                   \
     const KIND::Stored* rest = table + outputs / PANEL * PANEL * inputs;                                                  \

@@ -40,7 +40,10 @@ def build(
 KERNELS = ("", "amx", "dot")
 """Kernels of products, as suffixes of C++ function names: the default (float32 or integers in vector registers), AMX tiles (bfloat16 and
 integers), and bfloat16 dot products. Without autotuning the last one is preferred, as it is fast with few rows."""
-PRODUCTS = ("linear", "linear12", "linear_int8", "linear_groups", "experts", "attend", "attend_latent")
+PRODUCTS = (
+    *("linear", "linear12", "linear_int8", "linear_groups", "sum_linear", "sum_linear_int8", "sum_linear_groups"),
+    *("experts", "attend", "attend_latent"),
+)
 """Functions that have variants for some kernels."""
 
 
@@ -117,6 +120,9 @@ def load(compiled: ctypes.CDLL) -> Library:
         "linear_int8": [pointer] * 5 + [size] * 3 + [count] * 3,
         "pack_codes": [pointer] * 5 + [size] * 3 + [count] * 3 + [real, count],
         "linear_groups": [pointer] * 4 + [size] * 5 + [count] * 3 + [real] + [count] * 3,
+        "sum_linear": [pointer] * 2 + [size] + [pointer] * 2 + [size] * 2 + [count],
+        "sum_linear_int8": [pointer] * 2 + [size] + [pointer] * 2 + [size] * 2 + [count] * 2,
+        "sum_linear_groups": [pointer] * 2 + [size] + [pointer] * 2 + [size] * 3 + [count] * 5,
         "transpose_words": [pointer, size] * 2 + [size] * 2 + [count],
         "transpose_awq": [pointer, size] * 2 + [size] * 2 + [count],
         "decode": [pointer, size] + [pointer] * 2 + [size] + [pointer] * 2 + [size] * 6 + [count] * 4,
@@ -145,7 +151,7 @@ def load(compiled: ctypes.CDLL) -> Library:
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
     for dtype in ("float32", "float16"):
         arguments[f"pack_{dtype}"] = arguments["pack_weight"]
-        arguments[f"linear_{dtype}"] = arguments["linear"]
+        arguments[f"linear_{dtype}"], arguments[f"sum_linear_{dtype}"] = arguments["linear"], arguments["sum_linear"]
         arguments[f"embedding_{dtype}"] = arguments["embedding"]
     counted = {
         "expert_bytes": [pointer],
@@ -166,6 +172,7 @@ def load(compiled: ctypes.CDLL) -> Library:
         where_there_is_the_instruction |= dict.fromkeys(("roofline_amx", "roofline_int8_amx"), [size, count])
     if library.bytes_kernel is not None:
         where_there_is_the_instruction["linear_groups_bytes"] = arguments["linear_groups"]
+        where_there_is_the_instruction["sum_linear_groups_bytes"] = arguments["sum_linear_groups"]
     present = {name: types for name, types in where_there_is_the_instruction.items() if hasattr(compiled, name)}
     for name, types in (arguments | counted | never_captured | present).items():
         function = getattr(compiled, name)

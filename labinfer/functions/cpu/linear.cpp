@@ -6,24 +6,79 @@
 
 namespace {
 
+// Matrix of a segment, whose inputs are at `begin` of a row in which every segment has an even number of them.
+struct Matrix {
+  Bfloat16Matrix weights;
+  int64_t begin, inputs;
+};
+
+struct Matrices {
+  std::vector<Matrix> each;
+  int64_t inputs = 0, padded = 0, outputs;
+
+  Matrices(const Segments& segments, int64_t outputs) : outputs(outputs) {
+    for (int64_t i = 0; i < segments.count; ++i) {
+      const Segment& segment = segments.each[i];
+      int64_t even = up_to(segment.inputs, 2);
+      each.push_back({{segment.weight, outputs, even, bool(segment.in_12_bits)}, padded, segment.inputs});
+      inputs += segment.inputs, padded += even;
+    }
+  }
+};
+
 // Products of blocks of rows with panels, plus bias, on one thread.
-template <typename Kernel, typename Weights>
+template <typename Kernel>
 class Products {
  public:
-  Products(const bf16* x, const Weights& weight, const bf16* bias, int64_t tokens, int64_t inputs, int64_t together)
-      : x(x), weight(weight), bias(bias), tokens(tokens), inputs(inputs), together(together) {}
+  Products(const bf16* x, const Matrices& matrices, const bf16* bias, int64_t tokens, int64_t together)
+      : x(x), matrices(matrices), bias(bias), tokens(tokens), together(together) {}
 
-  // Calls write(token, low, high) with 2 × 16 outputs of each row of the block that begins at `first`; `next` is the panel after it.
+  // See write_products.
   template <typename Write>
-  void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
-    run(weight, bias ? bias + panel * PANEL : nullptr, first, panel, next, write);
+  void multiply(int64_t first, PanelIndex panel, PanelIndex next, Write write) {
+    const auto& [weights, begin, inputs] = matrices.each[panel.segment];
+    int64_t count = std::min(together, tokens - first), output = panel.number * PANEL, left = matrices.outputs - output;
+    if (first != taken) rows_in = take(first, count), taken = first;
+    floats low, high;
+    load_bias(bias, output, matrices.outputs, low, high);
+    auto add = [&](int64_t token, floats some_low, floats some_high) { write(token, some_low + low, some_high + high); };
+    if (left >= PANEL) return run(weights, panel.number, matrices.each[next.segment].weights.at(next.number), first, count, begin, add);
+    Plain last{pack_rest(weights.rest(panel.number), left, up_to(inputs, 2)), up_to(inputs, 2)};
+    run(last, 0, last.at(0), first, count, begin, add);
   }
 
-  // Multiplies with the outputs after the last whole panel (`count` unpacked rows): they are copied into a panel, so that they are summed in
-  // the order of other outputs. Calls write(token, sums), without a bias.
-  template <typename Write>
-  void multiply_rest(int64_t first, const bf16* rows, int64_t count, Write write) {
-    static thread_local LineVector<bf16> last;  // columns from `count` on are undefined
+ private:
+  template <typename Columns, typename Write>
+  void run(const Columns& columns, int64_t number, const void* next, int64_t first, int64_t rows, int64_t input, Write write) {
+    int64_t step = pass_rows<Kernel>(rows), stride = matrices.padded;
+    for (Pass pass{0, (rows + step - 1) / step}; pass.number < pass.count; ++pass.number) {
+      int64_t begin = pass.number * step;
+      columns.template panel<Kernel>(state, number, next, rows_in + begin * stride + input, stride, int(std::min(step, rows - begin)), pass,
+                                     memory, [&](int row, int some, auto sums) {
+                                       for (int i = 0; i < some; ++i) write(first + begin + row + i, sums(i, 0), sums(i, 1));
+                                     });
+    }
+  }
+
+  // Rows of a block in the kernel's format, an odd number of a segment's inputs followed by a zero.
+  const typename Kernel::Input* take(int64_t first, int64_t count) const {
+    const bf16* from = x + first * matrices.inputs;
+    if (matrices.padded == matrices.inputs) return Kernel::inputs(from, count * matrices.inputs);
+    static thread_local LineVector<bf16> even;  // kept from call to call, so that nothing is allocated
+    if (int64_t(even.size()) < count * matrices.padded) even.resize(count * matrices.padded);
+    for (bf16* to = even.data(); to < even.data() + count * matrices.padded; to += matrices.padded)
+      for (const auto& [weights, begin, inputs] : matrices.each) {
+        std::memcpy(to + begin, from, inputs * sizeof(bf16));
+        if (inputs % 2) to[begin + inputs] = 0;
+        from += inputs;
+      }
+    return Kernel::inputs(even.data(), count * matrices.padded);
+  }
+
+  // The outputs after the last whole panel (`count` unpacked rows) as a panel, so that they are summed in the order of other outputs.
+  // Columns from `count` on are undefined.
+  static const bf16* pack_rest(const bf16* rows, int64_t count, int64_t inputs) {
+    static thread_local LineVector<bf16> last;
     if (int64_t(last.size()) < PANEL * inputs) last.resize(PANEL * inputs);
     const bf16* each[PANEL];
     for (int64_t row = 0; row < PANEL; ++row) each[row] = rows + std::min(row, count - 1) * inputs;
@@ -31,70 +86,27 @@ class Products {
     else
       for (int64_t row = 0; row < count; ++row)
         for (int64_t i = 0; i < inputs; i += 2) std::memcpy(&last[i * PANEL + row * 2], each[row] + i, 2 * sizeof(bf16));
-    run(Plain{last.data(), inputs}, nullptr, first, 0, 0, [&](int64_t token, floats low, floats high) {
-      float sums[PANEL];
-      store(sums, low), store(sums + WIDTH, high);
-      write(token, sums);
-    });
-  }
-
- private:
-  template <typename Columns, typename Write>
-  void run(const Columns& columns, const bf16* added, int64_t first, int64_t panel, int64_t next, Write write) {
-    int64_t count = std::min(together, tokens - first), step = pass_rows<Kernel>(count);
-    if (first != taken) rows_in = Kernel::inputs(x + first * inputs, count * inputs), taken = first;
-    floats add_low{}, add_high{};
-    if (added) add_low = widen(load<halves>(added)), add_high = widen(load<halves>(added + WIDTH));
-    for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
-      int64_t begin = pass.number * step;
-      columns.template panel<Kernel>(state, panel, next, rows_in + begin * inputs, int(std::min(step, count - begin)), pass, memory,
-                                     [&](int row, int some, auto sums) {
-                                       for (int i = 0; i < some; ++i)
-                                         write(first + begin + row + i, sums(i, 0) + add_low, sums(i, 1) + add_high);
-                                     });
-    }
+    return last.data();
   }
 
   const bf16* x;
-  const Weights& weight;
+  const Matrices& matrices;
   const bf16* bias;
-  int64_t tokens, inputs, together, taken = -1;  // taken: first row of the block in rows_in
+  int64_t tokens, together, taken = -1;  // taken: first row of the block in rows_in
   const typename Kernel::Input* rows_in = nullptr;
   PanelState<Kernel> state;
   alignas(64) float memory[Kernel::ROWS * PANEL];
 };
 
-template <typename Kernel, typename Weights>
-void multiply(const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs,
-              int64_t inputs, int threads) {
-  int64_t panels = outputs / PANEL, parts = (outputs + PANEL - 1) / PANEL;  // including the partial panel at the end
-  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input), parts, threads);
-  RowWriter<Kernel> writer(out, tokens, outputs);
-  in_parallel(threads, (tokens + together - 1) / together * parts, [&](Pieces& pieces) {
-    Products<Kernel, Weights> products(x, weight, bias, tokens, inputs, together);
-    for (int64_t piece; pieces.next(piece);) {
-      int64_t block = piece / parts, number = piece % parts;
-      if (number < panels) {
-        products.multiply(block * together, number, number + 1, [&](int64_t token, floats low, floats high) {
-          writer.write(out + token * outputs + number * PANEL, low, high);
-        });
-        continue;
-      }
-      products.multiply_rest(block * together, weight.rest(panels), outputs - panels * PANEL, [&](int64_t token, const float* sums) {
-        for (int64_t output = panels * PANEL; output < outputs; ++output)
-          out[token * outputs + output] = narrow(sums[output - panels * PANEL] + (bias ? widen(bias[output]) : 0.0f));
-      });
-    }
-    writer.finish();
-  });
-}
-
-template <typename Kernel, typename Weights>
-void multiply_gated(Finish finish, const bf16* x, const Weights& weight, const bf16* bias, bf16* out, int64_t tokens, int64_t columns,
-                    int64_t inputs, int threads) {
-  int64_t together = rows_together<Kernel>(tokens, inputs * sizeof(typename Kernel::Input), columns / PANEL, threads);
-  write_gated<Kernel>(finish, out, tokens, columns, together, threads,
-                      [&] { return Products<Kernel, Weights>(x, weight, bias, tokens, inputs, together); });
+template <typename Kernel>
+void multiply(const bf16* x, const Segments& segments, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs, Finish finish,
+              int threads) {
+  Matrices matrices(segments, outputs);
+  int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
+  int64_t together = rows_together<Kernel>(tokens, matrices.padded * sizeof(typename Kernel::Input), panels, threads);
+  auto make = [&] { return Products<Kernel>(x, matrices, bias, tokens, together); };
+  if (finish == Finish::NOTHING) write_products<Kernel>(segments, out, tokens, outputs, together, threads, make);
+  else write_gated<Kernel>(finish, out, tokens, outputs / 2, together, threads, make);
 }
 
 }  // namespace
@@ -113,28 +125,34 @@ void pack_weight(bf16* weight, int64_t outputs, int64_t inputs, int threads) {
 
 // out (tokens, outputs) = x (tokens, inputs) times packed weight, plus bias if there is one. With an epilogue (see Finish) out is (tokens,
 // outputs / 2), from the gate and up halves, which are whole panels.
-#define LINEAR(NAME, KERNEL, WEIGHTS, DATA)                                                                                     \
-  void NAME(const bf16* x, const DATA* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,    \
-            int finish, int threads) {                                                                                          \
-    auto weights = WEIGHTS;                                                                                                     \
-    using Weights = decltype(weights);                                                                                          \
-    if (Finish(finish) == Finish::NOTHING)                                                                                      \
-      multiply<KERNEL, Weights>(x, weights, bias, out, tokens, outputs, inputs, threads);                                       \
-    else multiply_gated<KERNEL, Weights>(Finish(finish), x, weights, bias, out, tokens, outputs / 2, inputs, threads);          \
-  }                                                                                                                             \
+#define LINEAR(NAME, KERNEL, IN_12_BITS)                                                                                      \
+  void NAME(const bf16* x, const void* weight, const bf16* bias, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,  \
+            int finish, int threads) {                                                                                        \
+    Segment all{weight, nullptr, inputs, 0, 1.0f, 0, IN_12_BITS};                                                             \
+    multiply<KERNEL>(x, {&all, 1, nullptr}, bias, out, tokens, outputs, Finish(finish), threads);                             \
+  }                                                                                                                           \
+  REPLAYABLE(NAME)
+
+// Sum of the products of segments, see Segments.
+#define SUM_LINEAR(NAME, KERNEL)                                                                                              \
+  void NAME(const bf16* x, const Segment* segments, int64_t count, bf16* out, float* sums, int64_t tokens, int64_t outputs,   \
+            int threads) {                                                                                                    \
+    multiply<KERNEL>(x, {segments, count, sums}, nullptr, out, tokens, outputs, Finish::NOTHING, threads);                    \
+  }                                                                                                                           \
   REPLAYABLE(NAME)
 
 // Weights packed by pack_weight, and by pack12.
-#define LINEARS(PLAIN, TWELVE, KERNEL)                            \
-  LINEAR(PLAIN, KERNEL, (Plain{weight, inputs}), bf16)            \
-  LINEAR(TWELVE, KERNEL, (Packed12(weight, outputs, inputs)), uint8_t)
+#define LINEARS(KERNEL, SUFFIX)             \
+  LINEAR(linear##SUFFIX, KERNEL, false)     \
+  LINEAR(linear12##SUFFIX, KERNEL, true)    \
+  SUM_LINEAR(sum_linear##SUFFIX, KERNEL)
 
-LINEARS(linear, linear12, Fma)
+LINEARS(Fma, )
 #ifdef HAS_BFLOAT16_DOT
-LINEARS(linear_dot, linear12_dot, Dot)
+LINEARS(Dot, _dot)
 #endif
 #ifdef HAS_AMX
-LINEARS(linear_amx, linear12_amx, Amx)
+LINEARS(Amx, _amx)
 #endif
 
 // See look_up.

@@ -49,12 +49,14 @@ struct Matrix12 {
 
   int64_t bytes(int64_t count) const { return (const uint8_t*)(patches + count) - planes; }
 
-  // Panel `number`; `next` is read after it.
-  Panel12 panel(int64_t number, int64_t next) const {
-    int64_t bytes = groups * GROUP_BYTES;
-    return {planes + number * bytes, counts + number * groups, patches + begin[number], bases[number], panel_stream(planes, bytes, number, next)};
+  // Address of panel `number`.
+  const uint8_t* at(int64_t number) const { return planes + number * groups * GROUP_BYTES; }
+
+  // Panel `number`; the memory at `next` is read after it.
+  Panel12 panel(int64_t number, const void* next) const {
+    return {at(number), counts + number * groups, patches + begin[number], bases[number], panel_stream(at(number), groups * GROUP_BYTES, next)};
   }
-  Panel12 panel(int64_t number) const { return panel(number, number + 1); }
+  Panel12 panel(int64_t number) const { return panel(number, at(number + 1)); }
 };
 
 // Interleaves the bytes of two registers: of every 16 bytes the first 8, or the last 8.

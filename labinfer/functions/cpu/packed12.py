@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,7 @@ from labinfer.functions.cpu.dense import PANEL, Finish, look_up, multiply
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes
 from labinfer.functions.packed_weight import DenseWeight, PackedWeight
+from labinfer.functions.segmented_weight import SegmentedWeight
 
 MAX_PATCHED = 0.01
 """Maximum fraction of a matrix's weights whose exponents have no 4-bit code; a matrix with more stays uncompressed."""
@@ -23,6 +25,7 @@ class CpuPacked12Weight:
     data: torch.Tensor
     outputs: int
     inputs: int
+    in_12_bits: ClassVar[bool] = True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,8 +83,10 @@ class CpuPacked12:
         )
         return CpuPacked12Weight(data, outputs, inputs)
 
-    def linear(self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-        if isinstance(weight, DenseWeight):
+    def linear(
+        self, x_TI: torch.Tensor, weight: PackedWeight | SegmentedWeight, bias_O: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if isinstance(weight, DenseWeight | SegmentedWeight):
             return self._plain.linear(x_TI, weight, bias_O)
         return multiply(self._linear, x_TI, weight, bias_O)
 

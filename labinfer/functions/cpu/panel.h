@@ -62,9 +62,10 @@ inline void transpose_rows(const uint32_t* from, int64_t stride, int64_t rows, i
                     [&](int64_t i, words column) { put(word + i, column); });
 }
 
-// Read stream of panel `number` of a matrix with panels of `bytes` bytes, followed by panel `next`.
-inline Stream panel_stream(const void* panels, int64_t bytes, int64_t number, int64_t next) {
-  return {(const char*)panels + (number + 1) * bytes, (next - number - 1) * bytes};
+// Read stream of a panel of `bytes` bytes, followed by the panel at `next`.
+inline Stream panel_stream(const void* panel, int64_t bytes, const void* next) {
+  const char* end = (const char*)panel + bytes;
+  return {end, (const char*)next - end};
 }
 
 // Packs 32 rows of an even size into a panel.
@@ -252,7 +253,8 @@ class RowWriter {
       : streams(IN_TILES<Kernel> && sizeof(T) == sizeof(bf16) && uintptr_t(out) % 64 == 0 && outputs % PANEL == 0 &&
                 rows * outputs * int64_t(sizeof(T)) > STREAMED) {}
 
-  void write(float* to, floats low, floats high) const { store(to, low), store(to + WIDTH, high); }
+  template <typename T>
+  void write(T* to, floats low, floats high) const { store_floats(to, low), store_floats(to + WIDTH, high); }
   void write(bf16* to, floats low, floats high) const {
 #ifdef __AVX512BF16__
     if (streams) return _mm512_stream_si512((__m512i*)to, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));

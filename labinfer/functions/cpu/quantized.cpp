@@ -5,13 +5,12 @@
 
 namespace {
 
-// Calls `use` with the activations' dtype: bfloat16, or float32 if `wide`.
-template <typename Form>
-void multiply_any(const Form& form, const void* x, const uint8_t* weight, const float* scales, const void* bias, void* out,
-                  int64_t tokens, int64_t outputs, float global_scale, int wide, Finish finish, int threads) {
-  if (wide)
-    multiply(form, (const float*)x, weight, scales, (const float*)bias, (float*)out, tokens, outputs, global_scale, finish, threads);
-  else multiply(form, (const bf16*)x, weight, scales, (const bf16*)bias, (bf16*)out, tokens, outputs, global_scale, finish, threads);
+// Activations in bfloat16, or in float32 if `wide`.
+template <typename Make>
+void multiply_any(Make make, const void* x, const Segments& segments, const void* bias, void* out, int64_t tokens, int64_t outputs,
+                  int wide, Finish finish, int threads) {
+  if (wide) multiply(make, (const float*)x, segments, (const float*)bias, (float*)out, tokens, outputs, finish, threads);
+  else multiply(make, (const bf16*)x, segments, (const bf16*)bias, (bf16*)out, tokens, outputs, finish, threads);
 }
 
 template <typename Form, typename T>
@@ -101,30 +100,46 @@ void pack_codes(const uint32_t* words, const float* scales, const void* offsets,
 }
 
 // out (tokens, outputs) = x (tokens, inputs) times the weight, plus bias if there is one. With an epilogue (see Finish) out is (tokens,
-// outputs / 2), from the gate and up halves, which are whole panels.
-#define LINEAR_INT8(NAME, FORM)                                                                                               \
+// outputs / 2), from the gate and up halves, which are whole panels. SUM adds the products of segments, see Segments.
+#define LINEAR_INT8(NAME, SUM, FORM)                                                                                          \
   void NAME(const void* x, const uint8_t* data, const float* scales, const void* bias, void* out, int64_t tokens,             \
             int64_t outputs, int64_t inputs, int wide, int finish, int threads) {                                             \
-    multiply_any(FORM, x, data, scales, bias, out, tokens, outputs, 1.0f, wide, Finish(finish), threads);                     \
+    Segment all{data, scales, inputs, 0, 1.0f, 0, false};                                                                     \
+    multiply_any(FormMaker<FORM>{}, x, {&all, 1, nullptr}, bias, out, tokens, outputs, wide, Finish(finish), threads);        \
   }                                                                                                                           \
-  REPLAYABLE(NAME)
+  REPLAYABLE(NAME)                                                                                                            \
+  void SUM(const void* x, const Segment* segments, int64_t count, void* out, float* sums, int64_t tokens, int64_t outputs,    \
+           int wide, int threads) {                                                                                           \
+    multiply_any(FormMaker<FORM>{}, x, {segments, count, sums}, nullptr, out, tokens, outputs, wide, Finish::NOTHING,         \
+                 threads);                                                                                                    \
+  }                                                                                                                           \
+  REPLAYABLE(SUM)
 
 // Product with weights in groups; `lead` inputs of other ranks precede the first input in its group.
-#define LINEAR_GROUPS(NAME, FORM)                                                                                             \
+#define LINEAR_GROUPS(NAME, SUM, FORM)                                                                                        \
   void NAME(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs, \
             int64_t group, int64_t lead, int bits, int coding, int offset, float global_scale, int wide, int finish,          \
             int threads) {                                                                                                    \
+    Segment all{data, nullptr, inputs, lead, global_scale, 0, false};                                                         \
     with_groups(inputs, group, lead, bits, coding, offset, [&](auto form) {                                                   \
-      multiply_any(FORM, x, data, nullptr, bias, out, tokens, outputs, global_scale, wide, Finish(finish), threads);          \
+      multiply_any(FormMaker<FORM>{group}, x, {&all, 1, nullptr}, bias, out, tokens, outputs, wide, Finish(finish), threads); \
     });                                                                                                                       \
   }                                                                                                                           \
-  REPLAYABLE(NAME)
+  REPLAYABLE(NAME)                                                                                                            \
+  void SUM(const void* x, const Segment* segments, int64_t count, void* out, float* sums, int64_t tokens, int64_t outputs,    \
+           int64_t group, int bits, int coding, int offset, int wide, int threads) {                                          \
+    with_groups(0, group, 0, bits, coding, offset, [&](auto form) {                                                           \
+      multiply_any(FormMaker<FORM>{group}, x, {segments, count, sums}, nullptr, out, tokens, outputs, wide, Finish::NOTHING,  \
+                   threads);                                                                                                  \
+    });                                                                                                                       \
+  }                                                                                                                           \
+  REPLAYABLE(SUM)
 
-LINEAR_INT8(linear_int8, Int8{inputs})
-LINEAR_GROUPS(linear_groups, form)
+LINEAR_INT8(linear_int8, sum_linear_int8, Int8)
+LINEAR_GROUPS(linear_groups, sum_linear_groups, decltype(form))
 #ifdef HAS_AMX
-LINEAR_INT8(linear_int8_amx, InTiles<Int8>{inputs})
-LINEAR_GROUPS(linear_groups_amx, InTiles<decltype(form)>(form))
+LINEAR_INT8(linear_int8_amx, sum_linear_int8_amx, InTiles<Int8>)
+LINEAR_GROUPS(linear_groups_amx, sum_linear_groups_amx, InTiles<decltype(form)>)
 #endif
 
 // out (tokens, inputs): rows id - first of a quantized table with `outputs` rows, zeros for ids outside.

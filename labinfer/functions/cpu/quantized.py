@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from labinfer.functions.cpu.dense import PANEL, Finish
+from labinfer.functions.cpu.dense import PANEL, Finish, sum_products
 from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.library import Library, new_bytes, readable
 from labinfer.functions.packed_weight import POWERS_OF_TWO, TABLES, QuantizedWeight
 from labinfer.functions.reference.quantized import choose_global_scale, shared_global_scale
+from labinfer.functions.segmented_weight import SegmentedWeight
 from labinfer.weights.codes import Codes
 
 QUAD = 4
@@ -40,7 +41,9 @@ class CpuQuantized:
     def __init__(self, library: Library, kernel: str = "", *, in_bytes: bool = False):
         self.kernel, self.in_bytes, self._library = kernel, in_bytes, library
         self._linear_int8 = library.find("linear_int8", kernel)
+        self._sum_int8 = library.find("sum_linear_int8", kernel)
         self._linear_groups = library.find("linear_groups", "bytes" if in_bytes else kernel)
+        self._sum_groups = library.find("sum_linear_groups", "bytes" if in_bytes else kernel)
         self._floats = {dtype: CpuFunctions(library, dtype=dtype) for dtype in self.dtypes}
 
     def quantize_int8(self, weight_OI: torch.Tensor) -> QuantizedWeight:
@@ -130,7 +133,11 @@ class CpuQuantized:
             global_scale=global_scale,
         )
 
-    def linear(self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(
+        self, x_TI: torch.Tensor, weight: QuantizedWeight | SegmentedWeight, bias_O: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if isinstance(weight, SegmentedWeight):
+            return self._sum_products(x_TI, weight)
         return self._product(x_TI, weight, bias_O, Finish.NOTHING)
 
     def gated_linear(
@@ -140,6 +147,15 @@ class CpuQuantized:
         if not finish.takes(weight.outputs) or x_TI.dtype == torch.float16:
             return self._floats[x_TI.dtype].activate(self.linear(x_TI, weight, bias_O), gelu)
         return self._product(x_TI, weight, bias_O, finish)
+
+    def _sum_products(self, x_TI: torch.Tensor, weight: SegmentedWeight) -> torch.Tensor:
+        first, wide = weight.segments[0], x_TI.dtype != torch.bfloat16
+        if first.group:
+            form = first.group, first.bits, *_coding(first)
+            out_TO = sum_products(self._sum_groups, readable(x_TI), weight, *form, wide)
+        else:
+            out_TO = sum_products(self._sum_int8, readable(x_TI), weight, wide)
+        return out_TO if weight.num_sums else out_TO.to(x_TI.dtype)
 
     def _product(
         self, x_TI: torch.Tensor, weight: QuantizedWeight, bias_O: torch.Tensor | None, finish: Finish

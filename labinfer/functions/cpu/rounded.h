@@ -142,14 +142,17 @@ struct RowShape {
       : inputs(form.inputs), padded(form.padded()), lead(form.lead), groups(form.groups()), group(form.group), middle(Form::MIDDLE) {}
 };
 
+// Threads that round `elements` elements of rows: a few are not worth a barrier.
+inline int round_threads(int64_t elements, int threads) { return elements >= 1 << 13 ? threads : 1; }
+
 // Memory of int8 rows.
 class Rounded {
  public:
-  // Rounds the rows of x (`stride` apart) on all threads; a few rows are not worth a barrier.
+  // Rounds the rows of x (`stride` apart).
   template <typename T>
   void round(const RowShape& shape, const T* x, int64_t rows, int64_t stride, int threads) {
     resize(shape, rows);
-    for_each(rows * shape.inputs >= SHARED ? threads : 1, rows, [&](int64_t row) { round_row(shape, x + row * stride, row); });
+    for_each(round_threads(rows * shape.inputs, threads), rows, [&](int64_t row) { round_row(shape, x + row * stride, row); });
   }
 
   // Copies some of another object's rows to adjacent memory.
@@ -165,13 +168,6 @@ class Rounded {
 
   RoundedRows rows() const { return {q.data(), scale.data(), start.data()}; }
 
- private:
-  LineVector<int8_t> q;
-  std::vector<float> scale;
-  std::vector<int32_t> start;
-
-  static constexpr int64_t SHARED = 1 << 13;  // elements from which on rounding takes longer than synchronizing threads
-
   void resize(const RowShape& shape, int64_t rows) {
     int64_t size = rows * shape.padded + TILE_BYTES;  // AMX products may read past the end, and multiply those bytes with zeros
     if (int64_t(q.size()) < size) q.resize(size);
@@ -179,6 +175,7 @@ class Rounded {
     if (int64_t(start.size()) < rows * shape.groups) start.resize(rows * shape.groups);
   }
 
+  // Rounds one row; there is memory for it (resize).
   template <typename T>
   void round_row(const RowShape& shape, const T* x, int64_t row) {
     int64_t inputs = shape.inputs, padded = shape.padded, groups = shape.groups;
@@ -210,6 +207,11 @@ class Rounded {
       start[row * groups + number] = -shape.middle * sum;
     }
   }
+
+ private:
+  LineVector<int8_t> q;
+  std::vector<float> scale;
+  std::vector<int32_t> start;
 };
 
 // 16 sums of a row's products, times its scale and the outputs' scales (if any), plus other values.

@@ -6,47 +6,51 @@
 
 namespace {
 
-// Operands of a call: int8 rows, weights, scales and bias. `global_scale` multiplies all scales that are stored with the data.
-template <typename Form, typename T>
-struct Operands {
-  const Form& form;
+// Matrix of a segment: its int8 rows, weights and scales. `global_scale` multiplies all scales that are stored with the data.
+template <typename Form>
+struct Operand {
+  Form form;
   RoundedRows rows;
   const uint8_t* weight;
   const float* scales;  // null if scales are stored with the data
-  const T* bias;        // null for none
-  int64_t tokens, outputs;
   float global_scale;
-  int64_t together;  // rows of a block
+};
+
+template <typename Form, typename T>
+struct Operands {
+  std::vector<Operand<Form>> each;  // by segment
+  const T* bias;                    // null for none
+  int64_t tokens, outputs, together;
 };
 
 // Products of blocks of rows with panels, on one thread.
 template <typename Form, typename T>
 class RoundedProducts {
  public:
-  explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands) {}
+  explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands), rows_in(operands.each.size()) {}
 
-  // Calls write(token, low, high) with 2 × 16 outputs of each row of the block that begins at `first`; outputs after the last one are
-  // undefined. `next` is the panel after it.
+  // See write_products.
   template <typename Write>
-  void multiply(int64_t first, int64_t panel, int64_t next, Write write) {
-    int64_t count = std::min(all.together, all.tokens - first), step = pass_rows<Form>(count), output = panel * PANEL;
-    const float* scales = all.scales ? all.scales + output : nullptr;
-    T some_bias[PANEL] = {};
-    if (all.bias) std::memcpy(some_bias, all.bias + output, std::min<int64_t>(PANEL, all.outputs - output) * sizeof(T));
-    floats add_low = load_floats(some_bias), add_high = load_floats(some_bias + WIDTH);
-    if (first != taken) rows_in = inputs<Dot>(all.rows.q + first * all.form.padded(), count * all.form.padded(), wide()), taken = first;
-    int64_t bytes = all.form.panel_bytes();
-    const uint8_t* weight = all.weight + panel * bytes;
-    const Stream whole = panel_stream(all.weight, bytes, panel, next);
+  void multiply(int64_t first, PanelIndex panel, PanelIndex next, Write write) {
+    const Operand<Form>& own = all.each[panel.segment];
+    int64_t count = std::min(all.together, all.tokens - first), step = pass_rows<Form>(count), output = panel.number * PANEL;
+    const float* scales = own.scales ? own.scales + output : nullptr;
+    floats add_low, add_high;
+    load_bias(all.bias, output, all.outputs, add_low, add_high);
+    if (first != taken) take(first, count);
+    int64_t bytes = own.form.panel_bytes();
+    const uint8_t* weight = own.weight + panel.number * bytes;
+    const Operand<Form>& after = all.each[next.segment];
+    const Stream whole = panel_stream(weight, bytes, after.weight + next.number * after.form.panel_bytes());
     for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
       int64_t token = first + pass.number * step;
-      Stretch range = all.form.read_in_pass(weight);
+      Stretch range = own.form.read_in_pass(weight);
       Stream stream = pass.stream<Form>(whole, range, bytes, range.bytes);
-      multiply_panel(state, all.form, int(std::min(step, first + count - token)), rows_in + (token - first) * all.form.padded(),
-                     weight, all.rows.start + token * all.form.groups(), memory, stream,
-                     [&](int begin, int some, auto sums) {
+      multiply_panel(state, own.form, int(std::min(step, first + count - token)),
+                     rows_in[panel.segment] + (token - first) * own.form.padded(), weight,
+                     own.rows.start + token * own.form.groups(), memory, stream, [&](int begin, int some, auto sums) {
                        for (int row = 0; row < some; ++row) {
-                         float scale = all.rows.scale[token + begin + row] * all.global_scale;
+                         float scale = own.rows.scale[token + begin + row] * own.global_scale;
                          floats low = scaled(sums(row, 0), scale, scales, add_low);
                          floats high = scaled(sums(row, 1), scale, scales ? scales + WIDTH : nullptr, add_high);
                          write(token + begin + row, low, high);
@@ -58,56 +62,55 @@ class RoundedProducts {
  private:
   using Dot = typename Form::Dot;
 
-  // Thread-local memory.
-  static LineVector<typename Dot::Input>& wide() {
-    static thread_local LineVector<typename Dot::Input> memory;
-    return memory;
+  // Makes the block's rows the current ones, in memory that the thread keeps from call to call.
+  void take(int64_t first, int64_t count) {
+    static thread_local std::vector<LineVector<typename Dot::Input>> wide;
+    if (wide.size() < rows_in.size()) wide.resize(rows_in.size());
+    for (size_t i = 0; i < rows_in.size(); ++i) {
+      int64_t padded = all.each[i].form.padded();
+      rows_in[i] = inputs<Dot>(all.each[i].rows.q + first * padded, count * padded, wide[i]);
+    }
+    taken = first;
   }
 
   const Operands<Form, T>& all;
   int64_t taken = -1;  // first row of the block in rows_in
-  const typename Dot::Input* rows_in = nullptr;
+  std::vector<const typename Dot::Input*> rows_in;  // by segment
   PanelState<Form> state;
   alignas(64) float memory[Form::ROWS * PANEL];
 };
 
-// Rounds the rows of x into memory that is reused between calls.
-template <typename Form, typename T>
-RoundedRows round_rows(const Form& form, const T* x, int64_t tokens, int threads) {
-  static thread_local Rounded rounded;
-  rounded.round(form, x, tokens, form.inputs, threads);
-  return rounded.rows();  // shared with the pool's threads: it is the caller's thread-local memory
-}
+// Creates the form of a segment; `group` is the group size of forms with groups.
+template <typename Form>
+struct FormMaker {
+  int64_t group = 0;
+  Form operator()(int64_t inputs, int64_t lead) const { return Form(inputs, group, lead); }
+};
 
-template <typename Form, typename T>
-void multiply(const Operands<Form, T>& operands, T* out, int threads) {
-  int64_t tokens = operands.tokens, outputs = operands.outputs, panels = (outputs + PANEL - 1) / PANEL, together = operands.together;
-  RowWriter<Form> writer(out, tokens, outputs);
-  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
-    RoundedProducts<Form, T> products(operands);
-    for (int64_t piece; pieces.next(piece);) {
-      int64_t number = piece % panels, output = number * PANEL;
-      products.multiply(piece / panels * together, number, number + 1, [&](int64_t token, floats low, floats high) {
-        T* to = out + token * outputs + output;
-        if (output + PANEL <= outputs) return writer.write(to, low, high);
-        T rest[PANEL];
-        store_floats(rest, low), store_floats(rest + WIDTH, high);
-        std::memcpy(to, rest, (outputs - output) * sizeof(T));
-      });
-    }
-    writer.finish();
+// Products with weights of the forms that make(inputs, lead) creates.
+template <typename T, typename Make>
+void multiply(Make make, const T* x, const Segments& segments, const T* bias, T* out, int64_t tokens, int64_t outputs, Finish finish,
+              int threads) {
+  using Form = decltype(make(0, 0));
+  static thread_local std::vector<Rounded> rounded;  // the pool's threads read the caller's
+  if (int64_t(rounded.size()) < segments.count) rounded.resize(segments.count);
+  Operands<Form, T> operands{{}, bias, tokens, outputs, 0};
+  int64_t inputs = segments.inputs(), padded = 0;
+  for (int64_t i = 0; i < segments.count; ++i) {
+    const Segment& segment = segments.each[i];
+    Form form = make(segment.inputs, segment.lead);
+    rounded[i].resize(form, tokens), padded += form.padded();
+    operands.each.push_back({form, rounded[i].rows(), (const uint8_t*)segment.weight, segment.scales, segment.global_scale});
+  }
+  for_each(round_threads(tokens * inputs, threads), tokens, [&, rounded = rounded.data()](int64_t row) {
+    const T* from = x + row * inputs;
+    for (size_t i = 0; i < operands.each.size(); from += operands.each[i++].form.inputs) rounded[i].round_row(operands.each[i].form, from, row);
   });
-}
-
-template <typename Form, typename T>
-void multiply(const Form& form, const T* x, const uint8_t* weight, const float* scales, const T* bias, T* out, int64_t tokens,
-              int64_t outputs, float global_scale, Finish finish, int threads) {
   int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
-  int64_t together = rows_together<Form>(tokens, form.padded() * sizeof(typename Form::Dot::Input), panels, threads);
-  Operands<Form, T> operands{form, round_rows(form, x, tokens, threads), weight, scales, bias, tokens, outputs, global_scale, together};
-  if (finish == Finish::NOTHING) return multiply(operands, out, threads);
-  write_gated<Form>(finish, out, tokens, outputs / 2, together, threads,
-                    [&] { return RoundedProducts<Form, T>(operands); });
+  operands.together = rows_together<Form>(tokens, padded * sizeof(typename Form::Dot::Input), panels, threads);
+  auto products = [&] { return RoundedProducts<Form, T>(operands); };
+  if (finish == Finish::NOTHING) write_products<Form>(segments, out, tokens, outputs, operands.together, threads, products);
+  else write_gated<Form>(finish, out, tokens, outputs / 2, operands.together, threads, products);
 }
 
 }  // namespace

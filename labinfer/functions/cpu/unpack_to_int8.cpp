@@ -101,6 +101,13 @@ const ByteCoding* byte_coding_for() {
   return &coding;
 }
 
+// Creates the form of a segment, see FormMaker.
+struct BytesMaker {
+  const ByteCoding& coding;
+  int64_t group;
+  CodesInBytes operator()(int64_t inputs, int64_t lead) const { return {coding, inputs, group, lead}; }
+};
+
 }  // namespace
 
 const ByteCoding* byte_coding(int bits, int coding, int offset) {
@@ -115,11 +122,15 @@ extern "C" {
 
 #ifdef HAS_AMX
 #define WITH_GROUPS linear_groups_amx
+#define SUM_WITH_GROUPS sum_linear_groups_amx
 #else
 #define WITH_GROUPS linear_groups
+#define SUM_WITH_GROUPS sum_linear_groups
 #endif
 void WITH_GROUPS(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
                  int64_t group, int64_t lead, int bits, int coding, int offset, float global_scale, int wide, int finish, int threads);
+void SUM_WITH_GROUPS(const void* x, const Segment* segments, int64_t count, void* out, float* sums, int64_t tokens, int64_t outputs,
+                     int64_t group, int bits, int coding, int offset, int wide, int threads);
 
 // Product in bfloat16 with slightly requantized weights: each is rounded to a 127th of its output's largest weight.
 void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, void* out, int64_t tokens, int64_t outputs, int64_t inputs,
@@ -128,11 +139,23 @@ void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, v
   const ByteCoding* bytes = byte_coding(bits, coding, offset);
   if (!bytes || wide)
     return WITH_GROUPS(x, data, bias, out, tokens, outputs, inputs, group, lead, bits, coding, offset, global_scale, wide, finish, threads);
-  multiply(CodesInBytes(*bytes, inputs, group, lead), (const bf16*)x, data, nullptr, (const bf16*)bias, (bf16*)out, tokens, outputs,
-           global_scale, Finish(finish), threads);
+  Segment all{data, nullptr, inputs, lead, global_scale, 0, false};
+  multiply(BytesMaker{*bytes, group}, (const bf16*)x, {&all, 1, nullptr}, (const bf16*)bias, (bf16*)out, tokens, outputs, Finish(finish),
+           threads);
 }
 REPLAYABLE(linear_groups_bytes)
+
+// Sum of such products of segments.
+void sum_linear_groups_bytes(const void* x, const Segment* segments, int64_t count, void* out, float* sums, int64_t tokens,
+                             int64_t outputs, int64_t group, int bits, int coding, int offset, int wide, int threads) {
+  const ByteCoding* bytes = byte_coding(bits, coding, offset);
+  if (!bytes || wide) return SUM_WITH_GROUPS(x, segments, count, out, sums, tokens, outputs, group, bits, coding, offset, wide, threads);
+  multiply(BytesMaker{*bytes, group}, (const bf16*)x, {segments, count, sums}, (const bf16*)nullptr, (bf16*)out, tokens, outputs,
+           Finish::NOTHING, threads);
+}
+REPLAYABLE(sum_linear_groups_bytes)
 #undef WITH_GROUPS
+#undef SUM_WITH_GROUPS
 
 }  // extern "C"
 #endif

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import nn
 
+from labinfer.functions.protocols import Linear
+from labinfer.functions.segmented_weight import SegmentedWeight
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.linear import RowParallelLinear
-from labinfer.models.layers.segments import SegmentSum, Shard, without_segment
+from labinfer.models.layers.segments import SUMMED_ROWS, SegmentSum, Shard, without_segment
 from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -33,15 +36,24 @@ class SegmentedLinear(WeightedModule):
 
     def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
         """(T, F) → (T, O), the sum over all ranks plus the bias."""
-        parts = [
-            segment(x_TF[:, begin - self._begin : end - self._begin])
-            for segment, (_, (begin, end)) in zip(self.segments, self._sum.segments, strict=True)
-        ]
-        if len(parts) == 1 and self._sum.is_local:
-            out_TO = parts[0]
+        if self._sum.is_local:
+            out_TO = self.segments[0].linear(x_TF, self._weight)
         else:
-            out_TO = self._sum.add(x_TF.new_empty(x_TF.shape[0], self._num_outputs), *parts)
+            out_TO = x_TF.new_empty(x_TF.shape[0], self._num_outputs)
+            for begin in range(0, x_TF.shape[0], SUMMED_ROWS):
+                rows = slice(begin, begin + SUMMED_ROWS)
+                self._sum.add_ranks(out_TO[rows], self._own_sums(x_TF[rows]))
         return out_TO if self.bias is None else out_TO + self.bias
+
+    def _own_sums(self, x_TF: torch.Tensor) -> torch.Tensor:
+        if len(self.segments) == 0:
+            return self._sum.empty_sums(x_TF, (x_TF.shape[0], self._num_outputs))
+        return self.segments[0].linear(x_TF, self._weight)
+
+    @cached_property
+    def _weight(self) -> SegmentedWeight:
+        """The segments' matrices; made at the first step, when they are packed."""
+        return self._sum.weight(segment.packed for segment in self.segments)
 
     partial = forward
     """The whole sum, as of ``forward``: adding this rank's part to other tensors first would change the bits of the sum."""
@@ -61,9 +73,10 @@ class MatrixSegment(RowParallelLinear):
     def __init__(self, in_features: int, columns: Range, out_features: int, ctx: StageContext):
         super().__init__(in_features, columns, out_features, False, ctx)
 
-    def forward(self, x_TF: torch.Tensor) -> torch.Tensor:
-        """(T, F) → (T, O) of the segment's columns."""
-        return self.product(x_TF)
+    @property
+    def linear(self) -> Linear:
+        """``Linear`` of the implementation that packs the segment's matrix."""
+        return self._functions.linear
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         return super().slices(without_segment(prefix))

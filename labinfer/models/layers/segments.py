@@ -7,7 +7,7 @@ the partial results are added in float32 along one binary tree, whichever rank h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -15,6 +15,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from labinfer.base.errors import UserError
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
+from labinfer.functions.packed_weight import PackedWeight
+from labinfer.functions.segmented_weight import SegmentedWeight
 from labinfer.weights.slices import Range
 
 DEGREES = (1, 2, 4, 3)
@@ -25,6 +27,8 @@ Shard = Callable[[int, int], Range]
 """(tensor-parallel degree, tensor-parallel rank) → (begin, end) of the rank's part of the dimension."""
 Node = tuple[int, int]
 """A node of the tree, as (first segment, end) of its subtree."""
+SUMMED_ROWS = 512
+"""Rows whose float32 sums are in memory at once: a long prompt needs no more memory than these."""
 SEGMENT = re.compile(r"\.segments\.\d+")
 
 
@@ -69,6 +73,13 @@ class SumTree:
             return [(begin, end)]
         return [each for half in self.split((begin, end)) for each in self.cover(part, half)]
 
+    def additions(self, node: Node) -> list[int]:
+        """Number of additions after each segment of ``node``, as of ``SegmentedWeight``."""
+        if node[1] - node[0] == 1:
+            return [0]
+        left, right = map(self.additions, self.split(node))
+        return [*left, *right[:-1], right[-1] + 1]
+
     def add(self, node: Node, sums: dict[Node, torch.Tensor]) -> torch.Tensor:
         """Sum of ``node`` in float32.
 
@@ -102,6 +113,12 @@ class SegmentSum:
         """Whether this rank has all segments."""
         return self._tp.size == 1
 
+    def weight(self, matrices: Iterable[PackedWeight]) -> SegmentedWeight:
+        """The matrices of this rank's segments. Their product is the sum over all segments if ``is_local``, else for ``add_ranks``."""
+        additions = [count for node in self._own for count in self._tree.additions(node)]
+        num_sums = 0 if self.is_local else self._most
+        return SegmentedWeight(segments=tuple(matrices), additions=tuple(additions), num_sums=num_sums)
+
     def add(self, out: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
         """Write the sum to ``out``; collective over the ranks.
 
@@ -110,20 +127,41 @@ class SegmentSum:
         """
         if has_torch_function((out,)):  # a capture records this as one operation
             return handle_torch_function(self.add, (out,), out, *parts)
+        for blocks in zip(*(each.split(SUMMED_ROWS) for each in (out, *parts)), strict=True):
+            self._add_block(*blocks)
+        return out
+
+    def _add_block(self, out: torch.Tensor, *parts: torch.Tensor) -> None:
         sums: dict[Node, torch.Tensor] = {(i, i + 1): part for (i, _), part in zip(self.segments, parts, strict=True)}
-        if self._tp.size > 1:
-            own = out.new_zeros(self._most, *out.shape, dtype=torch.float32)
-            for index, node in enumerate(self._own):
-                own[index] = self._tree.add(node, sums)
-            gathered = self._tp.all_gather(own)
-            sums = {
-                node: rank_sums[index]
-                for nodes, rank_sums in zip(self._covers, gathered, strict=True)
-                for index, node in enumerate(nodes)
-            }
+        if self.is_local:
+            out.copy_(self._tree.add(self._tree.root, sums))
+            return
+        own = self.empty_sums(out, out.shape)
+        for index, node in enumerate(self._own):
+            own[index] = self._tree.add(node, sums)
+        self.add_ranks(out, own)
+
+    def empty_sums(self, like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Uninitialized float32 sums of this rank's subtrees, (sums, *shape)."""
+        return like.new_empty(self._most, *shape, dtype=torch.float32)
+
+    def add_ranks(self, out: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """Write the sum over the ranks to ``out``; collective.
+
+        Args:
+            own: sums of this rank's subtrees, see ``empty_sums``.
+        """
+        if has_torch_function((out,)):
+            return handle_torch_function(self.add_ranks, (out,), out, own)
+        gathered = self._tp.all_gather(own)
+        sums = {
+            node: rank_sums[index]
+            for nodes, rank_sums in zip(self._covers, gathered, strict=True)
+            for index, node in enumerate(nodes)
+        }
         return out.copy_(self._tree.add(self._tree.root, sums))
 
-    add.repeats_in_place = True
+    add.repeats_in_place = add_ranks.repeats_in_place = True
 
 
 def without_segment(path: str) -> str:
