@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.tensor_parallel import TensorParallelCommunicator
-from labinfer.models.layers.segments import DEGREES, SegmentSum, SumTree, without_segment
+from labinfer.functions.cpu.floats import CpuFunctions
+from labinfer.models.layers.segmented_linear import SegmentedLinear
+from labinfer.models.layers.segments import DEGREES, SUMMED_ROWS, SegmentSum, SumTree, without_segment
 from labinfer.models.layers.sharding import shard_columns, shard_head_columns
 
 SHARDS = {
@@ -64,6 +67,65 @@ def test_sum_of_one_rank_follows_the_tree(dtype):
     assert torch.equal(out, wanted)
     if dtype == torch.float32:
         assert not torch.equal(out, sum(parts, torch.zeros(1, 1)))
+
+
+@pytest.mark.parametrize("shard", SHARDS.values(), ids=SHARDS)
+def test_additions_on_a_stack_follow_the_tree(shard):
+    tree = SumTree(shard)
+
+    def written(node) -> str:
+        begin, end = node
+        return str(begin) if end - begin == 1 else f"({' + '.join(map(written, tree.split(node)))})"
+
+    stack: list[str] = []
+    for segment, count in enumerate(tree.additions(tree.root)):
+        stack.append(str(segment))
+        for _ in range(count):
+            last = stack.pop()
+            stack[-1] = f"({stack[-1]} + {last})"
+    assert stack == [written(tree.root)]
+
+
+class CountingTp:
+    """Rank 0 of 3 tensor-parallel ranks, of which all send the same; keeps the shapes of what is gathered."""
+
+    rank, size = 0, 3
+
+    def __init__(self):
+        self.shapes = []
+
+    def all_gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        self.shapes.append(tuple(own.shape))
+        return [own.clone() for _ in range(self.size)]
+
+
+@pytest.mark.parametrize("layer", ["linear", "experts"])
+def test_sums_of_a_long_prompt_take_bounded_memory(compiled_functions, layer):
+    """The float32 sums of all ranks are temporary, and no part of the memory that is set aside for a step."""
+    tp, shard = CountingTp(), partial(shard_columns, 192)
+    x_TF = torch.randn(2 * SUMMED_ROWS + 7, 64).bfloat16()
+    if layer == "linear":
+        functions = CpuFunctions(compiled_functions)
+        matrices = SimpleNamespace(pack_weight=functions.pack_weight, linear=functions.linear, packing="")
+        ctx = SimpleNamespace(
+            tp=tp, dtype=torch.bfloat16, functions=SimpleNamespace(codes={}, matrices={"layer": matrices})
+        )
+        module = SegmentedLinear(192, shard, 16, False, ctx)
+        for segment in module.segments:
+            torch.nn.init.normal_(segment.weight)
+            segment.pack()
+        out_TO = module(x_TF)
+        alone_TO = torch.cat([module(row_TF) for row_TF in x_TF.split(1)])
+        tp.shapes = [shape for shape in tp.shapes if shape[1] > 1]
+    else:
+        sums = SegmentSum(shard, tp)
+        parts = [torch.randn(len(x_TF), 16).bfloat16() for _ in sums.segments]
+        out_TO = sums.add(torch.empty(len(x_TF), 16).bfloat16(), *parts)
+        small = SegmentSum(shard, CountingTp())
+        rows = zip(*(part.split(1) for part in parts), strict=True)
+        alone_TO = torch.cat([small.add(torch.empty(1, 16).bfloat16(), *row) for row in rows])
+    assert torch.equal(out_TO, alone_TO)
+    assert tp.shapes == [(2, SUMMED_ROWS, 16), (2, SUMMED_ROWS, 16), (2, 7, 16)]
 
 
 def test_path_of_a_segment_is_that_of_the_whole_module():
