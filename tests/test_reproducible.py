@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from captured_steps import UNCAPTURED, captured_rows, without_and_with_capture
 from checkpoints import FAMILIES, KINDS, make_checkpoint, mixed_prompts
 from drafting import draft_with
 from mtp_checkpoints import MTP_KINDS, add_mtp
@@ -172,6 +173,24 @@ def test_mtp_drafts_leave_the_bits(tmp_path, kind, noise):
     options = {"reproducible": True, "dtype": "bfloat16"}
     drafted = options | {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
     assert num_different(run(directory, options, alone=True), run(directory, drafted)) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        pytest.param(kind, form, marks=() if (kind, form) in SAMPLE else pytest.mark.slow)
+        for kind in (*KINDS, *FAMILIES)
+        if kind not in UNCAPTURED
+        for form in ("float32", "bfloat16", "int4", "float16")
+    ],
+)
+def test_captured_steps_leave_the_bits(tmp_path, kind, form):
+    directory = make_checkpoint(tmp_path / "model", kind)
+    params = params_of(PROMPTS, False)
+    with LLM(str(directory), **OPTIONS | FORMS[form], reproducible=True) as llm:
+        runs = [list(map(rows, llm.generate(PROMPTS, params))) for _ in without_and_with_capture(llm)]
+        assert captured_rows(llm._parts.worker.runner._layers)
+    assert num_different(*runs) == 0
 
 
 def test_offloaded_experts_are_refused(tmp_path):
