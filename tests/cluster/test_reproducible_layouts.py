@@ -30,8 +30,8 @@ FORMS = {
 }
 SAMPLE = ("qwen2-tied", "qwen3-moe", "gpt-oss", "deepseek-v2-lite", "qwen3.5")
 """Families with a dense MLP, experts, biased experts, latent attention and recurrent states."""
-QUICK = ("qwen2-tied", "qwen3-moe")
-QUICK_FORMS = ("bfloat16", "int4")
+QUICK = ("qwen2-tied", "qwen3-moe", "gemma4-layer-inputs")
+QUICK_FORMS = ("bfloat16", "int8", "int4")
 PROMPTS = mixed_prompts()
 Alone = Callable[[tuple[str, ...], str, dict], dict]
 

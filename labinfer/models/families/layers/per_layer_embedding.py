@@ -12,6 +12,7 @@ from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.embedding import VocabParallelEmbedding
 from labinfer.models.layers.linear import ReplicatedLinear
 from labinfer.models.layers.norm import RMSNorm
+from labinfer.models.layers.segments import without_segment
 from labinfer.weights.slices import TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -33,7 +34,10 @@ class PerLayerEmbedding(nn.Module):
         super().__init__()
         self._size, width = config.size, config.num_layers * config.size
         columns = (ctx.first_layer * config.size, ctx.last_layer * config.size)
-        self.table = VocabParallelEmbedding(config.vocab_size, width, ctx, columns=columns)
+        if ctx.row_parallel is None:
+            self.table = VocabParallelEmbedding(config.vocab_size, width, ctx, columns=columns)
+        else:
+            self.table = SegmentedTable(config, ctx)
         self.projection = ReplicatedLinear(hidden_size, width, ctx, "layer", columns)
         # The reference divides the projection by sqrt(hidden_size) before this norm: equal to a larger epsilon.
         self.norm = RMSNorm(config.size, norm_eps * hidden_size, ctx)
@@ -50,6 +54,36 @@ class PerLayerEmbedding(nn.Module):
         _, projected_NP = self.norm(self.projection(embedded_TD).view(-1, self._size))
         known_NP = self.table(token_ids_T).view(-1, self._size) * self._table_scale
         return ((projected_NP + known_NP) * self._mean_scale).view(len(token_ids_T), -1, self._size)
+
+
+class SegmentedTable(nn.Module):
+    """Table of a reproducible run: the columns of each layer are quantized by themselves, so that scales do not depend on the stages."""
+
+    def __init__(self, config: PerLayerEmbeddingConfig, ctx: StageContext):
+        super().__init__()
+        self._tp = ctx.tp
+        self.segments = nn.ModuleList(
+            TableSegment(config, layer, ctx) for layer in range(ctx.first_layer, ctx.last_layer)
+        )
+
+    def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the stage's layers side by side, (T,) → (T, layers of the stage * P)."""
+        return self._tp.all_reduce(torch.cat([segment.partial(token_ids_T) for segment in self.segments], dim=1))
+
+
+class TableSegment(VocabParallelEmbedding):
+    """Columns of one layer in the table of per-layer embeddings."""
+
+    def __init__(self, config: PerLayerEmbeddingConfig, layer: int, ctx: StageContext):
+        columns = (layer * config.size, (layer + 1) * config.size)
+        super().__init__(config.vocab_size, config.num_layers * config.size, ctx, columns=columns)
+
+    def partial(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the ids that this rank holds, zeros for the others: (T,) → (T, P)."""
+        return self._functions.embedding(token_ids_T, self.packed, self._begin)
+
+    def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        return super().slices(without_segment(prefix))
 
 
 class PerLayerGate(nn.Module):
