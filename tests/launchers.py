@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,13 +88,18 @@ def command(launcher: str, ranks: int, script: str, *args: str, nodes: Sequence[
         return [sys.executable, *program]
     if launcher == "torchrun":
         # A port of its own for each launch: tests must not meet in one rendezvous.
-        return [str(BIN / "torchrun"), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *program]
+        return [find_launcher("torchrun"), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *program]
     if launcher == "mpirun":
         if nodes:
             parts = (["-n", "1", "-env", "LABINFER_NODE_NAME", node, sys.executable, *program, ":"] for node in nodes)
-            return [str(BIN / "mpirun"), *itertools.chain(*parts)][:-1]
-        return [str(BIN / "mpirun"), "-n", str(ranks), sys.executable, *program]
+            return [find_launcher("mpirun"), *itertools.chain(*parts)][:-1]
+        return [find_launcher("mpirun"), "-n", str(ranks), sys.executable, *program]
     raise ValueError(launcher)
+
+
+def find_launcher(name: str) -> str:
+    """Path of a launcher: beside this interpreter, or on the PATH if this is an environment of ``tests/clients``."""
+    return str(beside) if (beside := BIN / name).exists() else shutil.which(name) or str(beside)
 
 
 def environment(**extra: str) -> dict[str, str]:

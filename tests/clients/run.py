@@ -35,7 +35,7 @@ COLUMNS = {"single:1": "one rank", "mpirun:2": "two stages"}
 """Of the table, by layout."""
 HEADER = f"| client | version | asks | {' | '.join(COLUMNS.values())} |\n|---|---|---|{'---|' * len(COLUMNS)}\n"
 KINDS = ("passed", "failed", "skipped")
-LIMIT_SECONDS = 600.0
+LIMIT_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,12 @@ CLIENTS = (
     Client("smolagents", "agents/test_smolagents.py", ("smolagents",), "chat completions"),
     Client("dspy", "libraries/test_dspy.py", ("dspy",), "chat completions"),
     Client("lm-eval", "agents/test_lm_eval.py", ("lm-eval",), "chat completions, completions"),
+    Client(
+        "lm-eval, `--reproducible`",
+        "agents/test_lm_eval_reproducible.py",
+        ("lm-eval",),
+        "completions, on three layouts of its own",
+    ),
     Client("lighteval", "libraries/test_lighteval.py", ("lighteval",), "chat completions, by LiteLLM"),
     Client("guidellm", "load/test_load_tools.py::test_guidellm", ("guidellm",), "chat completions"),
     Client("vLLM's vllm bench serve", "load/test_load_tools.py::test_vllm_bench", (), "chat completions, completions"),
@@ -149,7 +155,9 @@ def run_suite(client: Client, environments: Path, url: str) -> Counter:
             python = environment / "bin" / "python"
             flags = ["-rs", f"--server={url}", f"--junitxml={report}"]
             command = [str(python), "-m", "pytest", str(HERE / client.suite), *flags]
-        subprocess.run(command, env=os.environ | {"SERVER": url, "API_KEY": KEY}, timeout=LIMIT_SECONDS, check=False)
+        launchers = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        variables = {"SERVER": url, "API_KEY": KEY, "PATH": launchers}
+        subprocess.run(command, env=os.environ | variables, timeout=LIMIT_SECONDS, check=False)
         return Counter(map(outcome_of, ElementTree.parse(report).iter("testcase")))
 
 
