@@ -125,7 +125,7 @@ class ServerOptions:
     replan: str = option(
         "off",
         "auto reloads the models in another layer split that for 30 s has promised 15 % more throughput (for example, "
-        "because a machine became slower) and regains the pause within 10 minutes; off only logs slow stages",
+        "because a machine became slower), if within 10 minutes the gain makes up for the pause of reloading; off only logs slow stages",
         choices=("off", "auto"),
     )
     otlp_traces_endpoint: str = option(
