@@ -56,7 +56,7 @@ class Sequence:
     draft_positions: tuple[int, ...] = ()
     """Position of each drafted token in the draft of its chunk."""
     num_unverified: int = 0
-    """Drafted tokens at the end of ``token_ids``, within ``with_draft_applied``; 0 elsewhere."""
+    """Number of drafted tokens at the end of ``token_ids``. Only within ``with_draft_applied`` are there any; elsewhere it is 0."""
     num_results_to_discard: int = 0
     """Number of micro-batches in flight, the oldest ones, whose results are discarded: they run a rejected token."""
     num_mtp_drafts: int = 0

@@ -16,7 +16,7 @@ from labinfer.functions.registry import Choice, FunctionRegistry, Implementation
 PACKERS = {"linear": "pack_weight", "experts": "make_experts"}
 """Function → the function that packs its weights."""
 MOST_CALLS = 16
-"""Number of calls that are timed together for a target. More are timed only if more of them are distinct."""
+"""Number of calls that are timed together for a target (see ``Choice``). More are timed only if more of them are distinct."""
 SET_BYTES = 16 * 2**20
 """Bytes to which the weights of a target's calls are cut, so that timing takes equally long for models of any size."""
 ROTATED_BYTES = 128 * 2**20
@@ -138,7 +138,7 @@ class RankCalls:
         return run
 
     def _weight_calls(self, target: str) -> list[WeightCall]:
-        """Calls of ``_sequence`` with smaller matrices, if the weights of all these calls exceed ``SET_BYTES``."""
+        """The calls of ``_sequence``. If their weights together exceed ``SET_BYTES``, all matrices are cut by the same fraction."""
         calls = self._sequence(target)
         part = min(1.0, SET_BYTES / (sum(call.elements for call in calls) * self.setting.dtype.itemsize))
         return [call.cut(part) for call in calls]

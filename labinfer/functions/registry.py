@@ -47,8 +47,8 @@ WeightChoice = Literal["auto", "plain", "packed12"]
 """Storage of bfloat16 matrices: uncompressed, compressed to 12 bits a weight, or that of the chosen implementation (``auto``)."""
 
 Choice = Mapping[str, Sequence[str]]
-"""Target → implementation name for each bucket of batch sizes. A target is a function, or ``linear`` of a kind of matrices, such as
-``layer.linear``."""
+"""Target → implementation name for each bucket of batch sizes. A target is what gets an implementation of its own: a function such as
+``paged_attention``, or a function for one kind of matrices, such as ``layer.linear`` and ``vocabulary.linear`` (see ``MatrixKind``)."""
 
 
 class HasDeviceType(Protocol):

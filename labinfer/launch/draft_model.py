@@ -173,7 +173,7 @@ def load_draft_model_beside(
     providers: list[Provider],
     weight_cache: WeightCache | None,
 ) -> LoadedDraftModel | None:
-    """Load the draft model that rank 0 holds beside its stage. None on other ranks, and without such a draft model."""
+    """Load the draft model that rank 0 holds in addition to its stage. None on other ranks, and if the draft model has its own rank or is absent."""
     speculation = options.scheduler.speculative_config
     if group.rank > 0 or speculation is None or not speculation.model or speculation.draft_rank:
         return None

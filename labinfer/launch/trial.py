@@ -41,7 +41,7 @@ from labinfer.native.cache_file import Damaged, digest, locked, read_sealed, wri
 logger = logging.getLogger(__name__)
 
 FORM = 3
-"""Version of the trials and of their files. Files of other versions are not used."""
+"""Version of the trials (see ``functions.trial``) and of their cached results. Results of other versions are not used."""
 SECONDS = 2.0
 """Time budget in seconds of the trials at a start. Beyond it, each implementation is tried in one case only."""
 LIMIT = 60.0
@@ -67,13 +67,13 @@ class TrialRecord(msgspec.Struct, frozen=True):
 
 @dataclass(kw_only=True)
 class TrialOutcome:
-    """Results of a trial process."""
+    """What the trial process reported. ``drop_failing`` starts this process and tries implementations in it, as they may crash or hang."""
 
     findings: list[Finding] = field(default_factory=list)
     keys: set[Key] | None = None
     """Implementations that exist in the trial process; None if it ended before it listed them."""
     num_cases: int = 0
-    """Number of cases that the trial process lists; 0 without ``keys``."""
+    """Number of cases (implementation, dtypes and batch size) that the trial process lists; 0 without ``keys``."""
     problem: str = "it had no result"
     """Why the process did not run all its cases; empty if it did."""
 

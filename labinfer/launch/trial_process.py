@@ -45,19 +45,19 @@ class SettingSpec(msgspec.Struct, frozen=True, array_like=True):
     """A ``CallSetting`` without its device."""
 
     dtypes: dict[str, str]
-    """Name of the dtype, by field of the setting."""
+    """Name of the dtype, by field of ``CallSetting``."""
     others: dict[str, Any]
-    """Value of each other field of the setting but ``device``."""
+    """Value of each other field of ``CallSetting``, without ``device``."""
 
     @classmethod
     def from_setting(cls, setting: CallSetting) -> SettingSpec:
-        """Description of ``setting``."""
+        """Convert ``setting``, all but its device."""
         fields = {name: value for name, value in vars(setting).items() if name != "device"}
         dtypes = {name: dtype_name(value) for name, value in fields.items() if isinstance(value, torch.dtype)}
         return cls(dtypes, {name: value for name, value in fields.items() if name not in dtypes})
 
     def on(self, device: torch.device) -> CallSetting:
-        """The setting on ``device``."""
+        """Convert back to a ``CallSetting``, on ``device``."""
         dtypes = {name: getattr(torch, dtype) for name, dtype in self.dtypes.items()}
         return CallSetting(device=device, **dtypes, **self.others)
 
@@ -129,7 +129,7 @@ class Complete(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class TrialMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Message of a fork about the start or the end of one case."""
+    """Message of a fork about the start or the end of one ``TrialCase``."""
 
     index: int
     finding: Finding

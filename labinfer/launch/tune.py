@@ -97,7 +97,7 @@ def choose_functions(
 
 
 def _name_kernels(calls: RankCalls, choice: Choice, providers: Sequence[Provider]) -> list[str]:
-    """Names of the chosen implementations by target, and the version of each provider, without its number of threads."""
+    """Names of the chosen implementations by target (see ``Choice``), and the version of each provider, without its number of threads."""
     names = {target: choice.get(target, [*known][-1:]) for target, known in calls.candidates.items()}
     chosen = [f"{target} {'/'.join(dict.fromkeys(of_target))}" for target, of_target in names.items()]
     for provider in providers:

@@ -83,8 +83,10 @@ class _UnitGroup:
     count: int
     path_fixed: float
     path_layer: float
+    """Seconds of a stage without layers, and of each layer, in the steps of ``Criterion.path``."""
     most_fixed: float
     most_layer: float
+    """The same two times in the steps of ``Criterion.bottleneck``."""
     cap: int
     """Layers that fit in the memory of each unit."""
 
@@ -99,7 +101,9 @@ class _CriterionLines:
 
     criterion: Criterion
     path: list[_Line]
+    """Stage time of each class in the steps of ``criterion.path``."""
     most: list[_Line]
+    """Stage time of each class in the steps of ``criterion.bottleneck``."""
     caps: dict[tuple[int, bool, bool], int]
     routes: Routes
     least_value: float
@@ -191,7 +195,7 @@ class BranchAndBound:
         return low
 
     def _search(self, lines: _CriterionLines) -> None:
-        """Search all sets of units for layouts with a value below the target."""
+        """Search all sets of units for layouts with a value below ``self.target``, the value of the best layout so far."""
         criterion, path = lines.criterion, lines.path
         fewest, most_stages = criterion.num_stages
         numbers = range(len(self.classes))
@@ -231,7 +235,7 @@ class BranchAndBound:
                     yield first, last
 
     def _groups(self, lines: _CriterionLines, state: State, first: int, last: int) -> list[_UnitGroup]:
-        """Units of ``state`` grouped by class and role (first, inner or last stage), cheapest layers first."""
+        """Units of ``state`` grouped by class and role (first, inner or last stage), by increasing time per layer."""
         roles: dict[tuple[int, bool, bool], int] = {(n, False, False): count for n, count in enumerate(state)}
         ends = [(first, True, True)] if sum(state) == 1 else [(first, True, False), (last, False, True)]
         for number, is_first, is_last in ends:
@@ -256,7 +260,7 @@ class BranchAndBound:
 
     def _improve(self, lines: _CriterionLines, state: State, first: int, last: int) -> None:
         """Find the best layout of the units of ``state`` with classes ``first`` and ``last`` at its ends, and record it
-        if its value is below the target."""
+        if its value is below ``self.target``."""
         criterion = lines.criterion
         groups = self._groups(lines, state, first, last)
         size = sum(state)
@@ -293,7 +297,7 @@ class BranchAndBound:
     def _keep(
         self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_UnitGroup], layers: list[int]
     ) -> None:
-        """Record a layout: in ``near``, and as the best one if ``value`` is below the target."""
+        """Record a layout: in ``near``, and as the best one if ``value`` is below ``self.target``."""
         stages = self._make_stages(order, groups, layers)
         solution = Solution(value, criterion, stages)
         if not self.is_alike:
@@ -318,7 +322,7 @@ class BranchAndBound:
 
     def _names(self, order: Sequence[int]) -> list[str]:
         """Machine of each stage, given the stages' classes in ``order``: rank 0's machine is used before required
-        machines, these before others."""
+        machines, and required machines before others."""
         problem = self.problem
         left = [
             sorted(each.machines, key=lambda name: (name != problem.first, name not in problem.required))
@@ -346,7 +350,7 @@ class BranchAndBound:
 
     def _cut_feasible_orders(self) -> Solution | None:
         """The best split of the layers by their real costs, over stage orders in which they fit in memory; None if
-        there is no such order."""
+        they fit in none."""
         problem, best = self.problem, None
         firsts = [n for n, each in enumerate(self.classes) if problem.first in ("", *each.machines)]
         orders: dict[CacheDemand, list[tuple[int, ...]]] = {}

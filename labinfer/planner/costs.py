@@ -171,7 +171,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Free bytes per rank before loading, less what the rank needs beside weights and cache: captured steps, swap
+    """Free bytes per rank before loading, less what the rank needs in addition to weights and cache: captured steps, swap
     space, and memory used at startup."""
     sharing: int = 1
     """Ranks of the machine that divide one memory, ``memory`` bytes each; 1 if each rank has its own."""

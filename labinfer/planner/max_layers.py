@@ -24,7 +24,7 @@ class MaxLayers:
         position in the pipeline; the best position counts.
 
         Args:
-            demand: KV tokens and sequences that must fit beside the layers.
+            demand: KV tokens and sequences that must fit in addition to the layers.
         """
         key = (id(costs), demand, is_first, is_last)
         if key not in self._counts:

@@ -44,7 +44,7 @@ class EngineLimits:
     chunked_prefill_size: int = 512
     block_size: int = 16
     memory_utilization: float = 1.0
-    """Fraction of the memory beside the weights that the KV cache and recurrent states may take."""
+    """Fraction of the memory left by the weights that the KV cache and recurrent states may take."""
     kept: int | None = None
     """Leading tokens that a context shift keeps; None without context shift."""
     max_context: int = 0
@@ -257,12 +257,12 @@ class Criterion:
         return target / self.scale - (least_total if self.adds else 0.0)
 
     def hop_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
-        """Weighted seconds to send the activations of the steps in ``path`` from stage ``sender`` to stage
+        """Seconds to send the activations of the steps in ``path``, each step times its weight, from stage ``sender`` to stage
         ``receiver``."""
         return sum(weight * link.seconds(sender.sent_bytes(shape.rows, receiver)) for weight, shape in self.path)
 
     def transfer_seconds(self, sender: HostCosts, receiver: HostCosts, link: NetworkLink) -> float:
-        """Weighted seconds for which the activations of the steps in ``bottleneck`` occupy the ``link``."""
+        """Seconds for which ``link`` is busy with the activations of the steps in ``bottleneck``, each step times its weight."""
         rows = sum(weight * shape.rows for weight, shape in self.bottleneck)
         return sender.sent_bytes(rows, receiver) / link.bytes_per_second
 
@@ -324,7 +324,7 @@ def _throughput(
     request: MeanRequest, limits: EngineLimits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
 ) -> Criterion:
     """Criterion of throughput: time per request (s) at saturation, from one round of all micro-batches. Some of them
-    carry prefill chunks beside their decodes, as often as needed for prompts to enter as fast as answers finish."""
+    carry prefill chunks in addition to their decodes, as often as needed for prompts to enter as fast as answers finish."""
     share = num_seqs / num_batches
     # A sequence in prefill does not decode; its prefill counts as one step.
     generating = share * request.output / (request.output + 1)

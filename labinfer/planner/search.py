@@ -18,7 +18,7 @@ MEMORY_SHARE = 0.9
 
 def find_layout(problem: Problem) -> Solution | None:
     """The best layout; None if the model does not fit. Each machine uses the first form (dtype and quantization) of
-    ``problem.dtypes`` in which it was probed. Only if no such layout fits, as few kinds of machines as possible use
+    ``problem.dtypes`` in which it was probed. If the model does not fit so, as few kinds of machines as possible use
     their next form."""
     problem = replace(problem, cluster=_without(problem.cluster, problem.excluded), excluded=frozenset())
     wants_room = problem.objective == "memory"

@@ -22,10 +22,10 @@ def cut_layers(
     target: float,
 ) -> tuple[Stage, ...] | None:
     """The split of the layers with the least value, over the machines and costs of ``order``; None if none is below
-    ``target``.
+    ``target``, the value to beat.
 
     A dynamic program over stages and layers finds the least sum of stage times with every stage below a bound. Each
-    split found lowers the bound, until the sum alone reaches the target.
+    split found lowers the bound, until the sum alone reaches ``target``.
 
     Args:
         order: stages in pipeline order; their layers are ignored.
@@ -109,7 +109,7 @@ def _cut_below(
     paths: list[_Spans], slowest: list[_Spans], ends: list[list[int]], count: int, bound: float
 ) -> list[int] | None:
     """First layer of each stage, then ``count``, in the split with the least sum of stage times and every stage below
-    ``bound`` seconds; None if there is no such split."""
+    ``bound`` seconds; None if every split has a slower stage."""
     least = [FAR] * (count + 1)
     least[0] = 0.0
     choices: list[list[int]] = []

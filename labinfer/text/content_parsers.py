@@ -20,6 +20,10 @@ Arguments = dict[str, Any]
 def parse_content(text: str, content: str, arguments: Arguments) -> Any:
     """Parse the text of a field in a reply.
 
+    Args:
+        content: kind of the text, a key of ``CONTENTS`` such as ``json``.
+        arguments: options of that kind, the field's ``content_args`` in the response template.
+
     Raises:
         ValueError: the text is not of kind ``content``.
     """

@@ -90,7 +90,7 @@ class Checkpoint(TensorFiles):
             chosen.read(tensors, matrix)
 
     def check(self, part: WeightSlice) -> None:
-        """Check a slice without loading it, by its format if it is part of a matrix."""
+        """Check a slice without loading it: its tensor's name, shape and dtype, or, for a matrix, all that its format checks. Errors: ``UserError``."""
         if isinstance(part, TensorSlice):
             self.expect(part.name, part.shape, part.destination.dtype)
         else:

@@ -41,10 +41,10 @@ class MTPDraft:
 
 
 class MTPDrafter:
-    """Runs the MTP layer on every row of the last stage, to cache its keys and values, and on its own drafted tokens.
+    """Drafts tokens with the MTP layer, on the last stage. In each step it runs on every row of the batch, to fill its KV cache, then on its drafts.
 
-    The layer's input is a row's hidden state and the next token. If the next token is unknown (as in a pooled prompt),
-    or wrong (in a cached block that another token followed when it was computed), only the acceptance rate suffers.
+    The layer's input is a row's hidden state and the next token. If the next token is unknown (as in a pooled prompt), or wrong
+    (in a cached block that another token followed when it was computed), fewer drafted tokens are accepted; outputs stay the same.
 
     Args:
         model: the stage.

@@ -14,7 +14,8 @@ from labinfer.launch.fingerprint import KERNELS, SEPARATOR, VERSION, Fingerprint
 from labinfer.weights.identity import Identity, compare
 
 HARMLESS_PARTS = (KERNELS, VERSION)
-"""Parts of a fingerprint whose difference may leave all bits equal, so that lines are recomputed nevertheless."""
+"""Parts of a fingerprint that may differ while all answers are still bitwise equal. If only these differ, ``verify`` recomputes lines;
+if any other part differs, it does not."""
 CONTENT_KEYS = ("text", "message", "reasoning", "finish_reason", "stop_reason", "score")
 """Fields of a choice that are compared after its tokens and log-probabilities."""
 NOTHING = "nothing"

@@ -135,7 +135,7 @@ def findings_table(findings: Sequence[Finding]) -> str:
 
 
 def _describe(finding: Finding) -> str:
-    """Line with the detail of ``finding``, which begins with the cells of its row."""
+    """Line below the table: function, implementation, quantization (if any) and verdict of ``finding``, then its detail."""
     subject = " ".join((finding.function, finding.name, *[finding.quantization] * (finding.quantization != "none")))
     tokens = f", for {finding.rows} tokens" if finding.verdict == "wrong" else ""
     return f"{subject}: {finding.verdict}: {finding.detail}{tokens}"

@@ -64,8 +64,10 @@ class LaunchersTerminal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Context in which Ctrl-C is a character. A separate process restores the terminal, however this process ends:
-        when another rank fails, a launcher may kill it at once.
+        """Context in which the terminal passes Ctrl-C to this program as a character, instead of sending SIGINT to all ranks.
+
+        At the end of the context the terminal gets its settings back. If this process dies within the context (a launcher may kill
+        it at once when another rank fails), a separate process restores them.
         """
         before = termios.tcgetattr(self._fd)
         saved = subprocess.run(

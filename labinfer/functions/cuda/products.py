@@ -93,7 +93,7 @@ class CudaProducts:
         global_scales_E: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply the rows of x by a matrix, (T, O); or, with ``rows``, the row of each (token, expert) pair by the expert's matrix,
-        (T × pairs, O). Output rows of pairs without an expert are not written.
+        (T × pairs, O). Output rows of pairs in a group of expert -1 (see ``ExpertRows``) are not written: their values are undefined.
 
         Args:
             x_TI: contiguous.

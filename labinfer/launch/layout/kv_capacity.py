@@ -139,7 +139,7 @@ def agree_on_blocks(
     """Agree on the number of KV blocks of all ranks, once weights are loaded; rank 0 logs what limits it. Collective.
 
     Args:
-        draft_model: draft model that this rank holds beside its stage.
+        draft_model: draft model that this rank holds in addition to its stage; None if it holds none.
         captured_bytes: bytes reserved on this rank for captured steps.
 
     Raises:

@@ -146,7 +146,8 @@ def layer_places(layers: Sequence[LayerConfig], num_bytes: Mapping[str, int]) ->
 
 
 def measured_bytes() -> int:
-    """Minimum weight bytes, before packing, of all loaded layers of a kind together."""
+    """Minimum weight bytes (before packing) of the layers of one kind that a probe loads: more than the caches hold, so that the
+    timed layers read their weights from memory, as in a run."""
     return max(LEAST_BYTES, CACHES * last_level_caches())
 
 

@@ -21,7 +21,7 @@ class PlanSends:
     stage."""
     forwards: list[list[tuple[int, int]]]
     """For each receiving stage: pairs of a stage whose ranks forward the plan to it, ascending, and the number of sends
-    of such a rank."""
+    by a rank of that stage."""
     forwarded: list[int]
     """Maximum number of sends by a rank of each stage, rank 0 excluded."""
 

@@ -76,7 +76,7 @@ class GatewayConnection:
 
         Args:
             timeout: seconds without a frame of the gateway after which ``on_silence`` is called.
-            make_heartbeat: returns a heartbeat with this rank's step and wait.
+            make_heartbeat: returns a heartbeat that says which step this rank runs, and for which ranks it waits.
         """
         threading.Thread(
             target=self._watch, args=(timeout, make_heartbeat, on_silence), name="gateway", daemon=True

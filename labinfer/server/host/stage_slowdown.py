@@ -21,8 +21,8 @@ steps it continues to the next report."""
 MAX_SAMPLE_SECONDS = 2.0
 """Maximum seconds that a sample adds to the seconds of work: in the rest of a longer sample, the engine was idle."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
-"""Minimum seconds of work, and minimum number of steps, after the start to which the baseline of a rank's step times is
-fitted."""
+"""Length of the period after the start to which the baseline of a rank's step times is fitted: it ends after this many seconds of work
+and this many steps, whichever is later."""
 WINDOW_SECONDS, MIN_WINDOW_SECONDS = 10.0, 8.0
 """Sliding window of recent work that is compared with the baseline: its length in seconds, and the minimum seconds of
 work in it before any stage counts as slow."""

@@ -68,7 +68,7 @@ def make_formats(file: GgufFile, find: Callable[[str], tuple[GgufTensor, int] | 
 
 
 def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
-    """Selected columns; a view if they are adjacent."""
+    """Columns ``columns_I`` of a matrix, in that order; a view if they are adjacent."""
     first = int(columns_I[0])
     if bool((columns_I.diff() == 1).all()):
         return numbers_RI[:, first : first + len(columns_I)]
@@ -76,11 +76,11 @@ def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
 
 
 def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.Tensor, codes: Codes) -> None:
-    """Fill ``codes`` from the blocks of some rows.
+    """Fill ``codes`` from the GGUF blocks of its rows, with the columns in another order.
 
     Args:
         blocks_RNB: (rows, blocks, bytes) uint8.
-        columns_I: position in its row of each value; values of a group are adjacent.
+        columns_I: value i of a row of ``codes`` is value ``columns_I[i]`` of that row in ``blocks_RNB``. Values of a group are adjacent in both.
     """
     rows, form = len(blocks_RNB), codes.form
     numbers = decode_numbers(block_type, blocks_RNB.reshape(-1, blocks_RNB.shape[-1]))
