@@ -50,17 +50,17 @@ class DeviceStep:
 
 
 def device_steps(
-    launcher: str, ranks: int, options: dict, sampling: dict, folder: Path, env: dict[str, str], num_sequences: int = 1
+    launcher: str, ranks: int, options: dict, samplings: list[dict], folder: Path, env: dict[str, str]
 ) -> dict[int, DeviceStep]:
-    """Decode steps of equal sequences, by rank, of those that ran on cards.
+    """Decode steps of sequences with one prompt, by rank, of those that ran on cards.
 
     Args:
         options: of the engine, such as ``device`` and ``model``.
-        sampling: parameters besides the number of tokens.
+        samplings: parameters of each sequence besides the number of tokens.
         env: that of the ``fake_device`` fixture.
     """
     folder.mkdir(exist_ok=True)
-    job = {"options": options, "sampling": sampling, "folder": str(folder), "num_sequences": num_sequences}
+    job = {"options": options, "samplings": samplings, "folder": str(folder)}
     done = run(launcher, ranks, DRIVER, json.dumps(job), **env)
     assert done.returncode == 0, done.text
     steps = {}

@@ -37,7 +37,7 @@ class AcceleratorCopies(HostCopies):
     for the device. Other copies pack several tensors into one transfer."""
 
     def __init__(self, device: torch.device):
-        self._uploads: PinnedUploads | None = None
+        self._device, self._uploads = device, None
         try:
             self._uploads = PinnedUploads(device)
         except RuntimeError as error:  # not implemented by every accelerator's plugin
@@ -48,6 +48,17 @@ class AcceleratorCopies(HostCopies):
             dest.copy_(numbers)
         else:
             self._uploads.copy(numbers, dest)
+
+    def upload_all(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if not parts:
+            return parts
+        sizes = [-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in parts]
+        on_host = torch.empty(sum(sizes), dtype=torch.uint8)
+        on_device = torch.empty_like(on_host, device=self._device)
+        for staged, part in zip(_views(on_host.split(sizes), parts), parts, strict=True):
+            staged.copy_(part)
+        self.upload(on_host, on_device)
+        return _views(on_device.split(sizes), parts)
 
     def download(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         words = [part.view(torch.int32) if part.dtype == torch.float32 else part.int() for part in parts]
@@ -61,6 +72,12 @@ class AcceleratorCopies(HostCopies):
             super().move(pairs, source, dest)
         else:
             move_staged(pairs, source.to(from_device), dest.to(to_device))
+
+
+def _views(staged: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of staged bytes with the dtypes and shapes of ``parts``."""
+    pairs = zip(staged, parts, strict=True)
+    return [each[: part.nbytes].view(part.dtype).view(part.shape) for each, part in pairs]
 
 
 class PinnedUploads:

@@ -278,12 +278,9 @@ class ModelRunner:
             drafts = self.drafter.draft(plan, batch, hidden_TD, self._sequences, token_ids)
         if token_ids is None:
             return None
-        counts = [entry.num_samples for entry in plan.entries]
-        if counts.count(1) == len(counts):  # decode-only steps: many times faster
-            samples = zip(token_ids, strict=False)
-        else:
-            tokens = iter(token_ids)
-            samples = (tuple(islice(tokens, count)) for count in counts)
+        counts, tokens = [entry.num_samples for entry in plan.entries], iter(token_ids)
+        only_decodes = counts.count(1) == len(counts)  # many times faster
+        samples = zip(tokens, strict=False) if only_decodes else (tuple(islice(tokens, count)) for count in counts)
         return BatchResult(plan.step_id, list(map(EntryResult, samples, logprobs, prompt_logprobs, vectors, drafts)))
 
     def _sampled_rows(self, plan: BatchPlan) -> list[SampledRow]:
@@ -311,11 +308,9 @@ class ModelRunner:
         if not measured_rows:
             return [()] * len(plan.entries)
         if len(measured_rows) < len(rows):
-            logits_BV = logits_BV[measured_rows]
+            logits_BV = torch.stack([logits_BV[b] for b in measured_rows])  # of views: no index tensor
         logprobs_BV = logits_BV.float().log_softmax(dim=-1)
-        for index, b in enumerate(measured_rows):
-            if rows[b].sampling.after_processors:
-                logprobs_BV[index] = self.sampler.process(logprobs_BV[index], rows[b])
+        self.sampler.process_beams(logprobs_BV, [rows[b] for b in measured_rows])
         tops = [rows[b].sampling.logprobs for b in measured_rows]
         measured = iter(measure(logprobs_BV, [token_ids[b] for b in measured_rows], tops, copies=self._copies))
         asking = [self._sequences[entry.seq_id].sampling.logprobs is not None for entry in plan.entries]

@@ -1,7 +1,7 @@
 """Runs on every rank of a launch on make-believe cards: what a decode step copies and waits for.
 
-``python device_steps_driver.py JOB``, where JOB is JSON: ``options`` of the engine, ``sampling`` parameters (``max_tokens`` as a value is
-the number of tokens), ``num_sequences``, and a ``folder``, to which each rank that has cards writes ``RANK.json``: the events of one decode
+``python device_steps_driver.py JOB``, where JOB is JSON: ``options`` of the engine, ``samplings`` with the parameters of each sequence
+(``max_tokens`` as a value is the number of tokens), and a ``folder``, to which each rank that has cards writes ``RANK.json``: the events of one decode
 step by kind and Python line, and its ``kernels``.
 """
 
@@ -35,12 +35,7 @@ def main() -> None:
     events, kernels = [], []
     for num_tokens in (FEW, FEW, MANY):  # the first run makes what later ones keep
         before, kernels_before = (Counter(cards.counts.events), cards.num_kernels()) if cards else (Counter(), 0)
-        fields = {"ignore_eos": True} | job["sampling"]
-        fields = {name: num_tokens if value == "max_tokens" else value for name, value in fields.items()}
-        bias = {int(token_id): value for token_id, value in fields.pop("logit_bias", {}).items()}
-        params = SamplingParams(max_tokens=num_tokens, logit_bias=bias, **fields)
-        count = job["num_sequences"]
-        llm.generate([PROMPT] * count, [params] * count)
+        llm.generate([PROMPT] * len(job["samplings"]), [read(fields, num_tokens) for fields in job["samplings"]])
         if cards:
             events.append(cards.counts.events - before)
             kernels.append(cards.num_kernels() - kernels_before)
@@ -51,6 +46,14 @@ def main() -> None:
         found["kernels"] = (kernels[2] - kernels[1]) / steps
         (Path(job["folder"]) / f"{group.rank}.json").write_text(json.dumps(found))
     group.close()
+
+
+def read(sampling: dict, num_tokens: int) -> SamplingParams:
+    """Parameters of an answer of ``num_tokens`` tokens."""
+    fields = {"ignore_eos": True} | sampling
+    fields = {name: num_tokens if value == "max_tokens" else value for name, value in fields.items()}
+    bias = {int(token_id): value for token_id, value in fields.pop("logit_bias", {}).items()}
+    return SamplingParams(max_tokens=num_tokens, logit_bias=bias, **fields)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.1, "frequency_pena
 def step_of(fake_device, tmp_path):
     """Decode step of each rank of a launch."""
 
-    def run(options: dict, sampling: dict, launcher: str = "single", ranks: int = 1, **more) -> dict[int, DeviceStep]:
+    def run(options: dict, samplings: list[dict], launcher: str = "single", ranks: int = 1) -> dict[int, DeviceStep]:
         env = fake_device("npu", "no-float64", "late-copies")
-        return device_steps(launcher, ranks, FLOAT32 | options, sampling, tmp_path, env, **more)
+        return device_steps(launcher, ranks, FLOAT32 | options, samplings, tmp_path, env)
 
     return run
 
@@ -44,41 +44,54 @@ def slow(*case):
     ids=str,
 )
 def test_step_is_one_copy_each_way(options, sampling, step_of):
-    step = step_of(options, sampling)[0]
+    step = step_of(options, [sampling])[0]
     step.check(uploads=1, downloads=1)
     assert step.events["late h2d"] and not step.events.get("h2d")  # the only one that waits is that of the tokens
     assert all("sampling.py" in line for line in step.inside("functions"))
 
 
-@pytest.mark.slow
-def test_logprobs_are_one_more_copy_each_way(step_of):
-    step_of({}, DRAWN | {"logprobs": 5})[0].check(uploads=2, downloads=2)
-
-
-@pytest.mark.slow
-def test_penalties_are_one_copy_each_and_one_for_all_rows(step_of):
-    step_of({}, DRAWN | PENALTIES)[0].check(uploads=1 + len(PENALTIES), downloads=2)
-
-
 MASK = {"structured_outputs": {"regex": "[a-z ]{700}"}, "ignore_eos": False}
+BIAS = {"logit_bias": {"7": 1.5, "8": -2.0}}
+ALLOWED = {"allowed_token_ids": list(range(100, 200))}
+LOGPROBS = {"logprobs": 5}
+
+
+@pytest.mark.parametrize(
+    "samplings",
+    [
+        [DRAWN | PENALTIES | LOGPROBS, BIAS, DRAWN | ALLOWED, MASK | DRAWN, LOGPROBS, DRAWN, {}],
+        slow([PENALTIES, BIAS | LOGPROBS, ALLOWED, MASK, {}]),
+        slow([DRAWN | LOGPROBS, DRAWN, {}]),
+        slow([DRAWN | PENALTIES | BIAS | LOGPROBS] * 3),
+        slow([MASK | DRAWN | PENALTIES | LOGPROBS] * 3),
+    ],
+    ids=str,
+)
+def test_rows_of_all_kinds_share_two_copies_each_way(samplings, step_of):
+    """Index tensors, and what all rows need; tokens, and log-probabilities."""
+    step = step_of({}, samplings)[0]
+    step.check(uploads=2, downloads=2)
+    assert list(step.inside("functions").values()) in ([], [1.0]), step.events  # the drawn rows
 
 
 @pytest.mark.parametrize(
     ("sampling", "num_sequences", "uploads"),
     [
-        (MASK, 3, 1),
+        (DRAWN | PENALTIES, 3, 1),
+        slow(MASK, 3, 1),
         slow(MASK | DRAWN, 1, 1),
         slow({"min_tokens": "max_tokens", "stop_token_ids": [7, 8, 9]}, 3, 0),
         slow({"bad_words": ["the", "river"]}, 3, 0),
-        slow({"logit_bias": {"7": 1.5, "8": -2.0}}, 1, 1),
-        slow({"logit_bias": {"7": 1.5, "8": -2.0}}, 3, 3),
-        slow({"allowed_token_ids": list(range(100, 200))}, 1, 1),
+        slow(BIAS, 1, 1),
+        slow(BIAS, 3, 1),
+        slow(ALLOWED, 1, 1),
+        slow(DRAWN | LOGPROBS, 1, 0),
     ],
     ids=str,
 )
-def test_masks_are_one_copy_and_constraints_one_at_most(sampling, num_sequences, uploads, step_of):
-    """The second copy from the device says whether a constraint leaves any token."""
-    step_of({}, sampling, num_sequences=num_sequences)[0].check(uploads=1 + uploads, downloads=2)
+def test_parameters_of_all_rows_are_one_copy(sampling, num_sequences, uploads, step_of):
+    downloads = 2 if "logprobs" in sampling else 1
+    step_of({}, [sampling] * num_sequences)[0].check(uploads=1 + uploads, downloads=downloads)
 
 
 @pytest.mark.slow
@@ -88,7 +101,7 @@ def test_layers_copy_nothing_but_the_experts_of_tokens(kind, step_of):
     config = json.loads((directory / "config.json").read_text())
     has_experts = kind in ("qwen3-moe", "deepseek-v2-lite")
     num_layers = config.get("num_hidden_layers", 0) if has_experts else 0
-    step = step_of({"model": str(directory)}, DRAWN)[0]
+    step = step_of({"model": str(directory)}, [DRAWN])[0]
     step.check(uploads=1 + (kind == "gemma3"), downloads=1 + num_layers)  # windows have block tables of their own
 
 
@@ -97,7 +110,7 @@ def test_layers_copy_nothing_but_the_experts_of_tokens(kind, step_of):
     matrix(over=[(devices,) for devices in (("npu", "npu"), ("npu", "cpu"), ("cpu", "npu"))]),
 )
 def test_hop_between_stages_is_one_copy_each_way(launcher, devices, step_of):
-    steps = step_of({"device": list(devices), "pipeline_parallel_size": 2}, {}, launcher, 2)
+    steps = step_of({"device": list(devices), "pipeline_parallel_size": 2}, [{}], launcher, 2)
     through_host = launcher == "mpirun" or "cpu" in devices
     assert sorted(steps) == [rank for rank, device in enumerate(devices) if device == "npu"]
     if devices[0] == "npu":  # sends; it may wait until its index tensors have been copied

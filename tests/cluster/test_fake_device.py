@@ -168,5 +168,5 @@ def test_tokens_are_those_of_the_cpu(fake_device, tmp_path):
 
 
 def test_greedy_step_copies_its_indices_and_its_tokens(fake_device, tmp_path):
-    (step,) = device_steps("single", 1, FLOAT32, {}, tmp_path, fake_device("npu", "late-copies")).values()
+    (step,) = device_steps("single", 1, FLOAT32, [{}], tmp_path, fake_device("npu", "late-copies")).values()
     step.check(uploads=1, downloads=1)

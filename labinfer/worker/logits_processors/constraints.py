@@ -9,19 +9,17 @@ from labinfer.worker.logits_processors.processor import SampledRow
 NEVER = float("-inf")
 
 
-def logit_bias(logits_V: torch.Tensor, bias: dict[int, float], row: SampledRow) -> None:
+def logit_bias(logits_V: torch.Tensor, bias: dict[int, float], biases_2N: torch.Tensor) -> None:
     """Add a bias to the logits of token ids, as in OpenAI's API."""
-    both_2N = torch.tensor([list(bias), list(bias.values())], dtype=torch.float32, device=logits_V.device)
-    token_ids_N, biases_N = both_2N  # float32 holds ids up to 2**24; two tensors would be two copies to an accelerator
+    token_ids_N, biases_N = biases_2N  # float32 holds ids up to 2**24
     logits_V[token_ids_N.long()] += biases_N
 
 
-def allowed_token_ids(logits_V: torch.Tensor, token_ids: list[int], row: SampledRow) -> None:
+def allowed_token_ids(logits_V: torch.Tensor, token_ids: list[int], allowed_N: torch.Tensor) -> None:
     """Forbid all tokens but ``token_ids``."""
-    token_ids_N = torch.tensor(token_ids, dtype=torch.int64, device=logits_V.device)
-    kept_N = logits_V[token_ids_N]
+    kept_N = logits_V[allowed_N]
     logits_V.fill_(NEVER)
-    logits_V[token_ids_N] = kept_N
+    logits_V[allowed_N] = kept_N
 
 
 def bad_words(logits_V: torch.Tensor, words: list[list[int]], row: SampledRow) -> None:
@@ -37,3 +35,7 @@ def min_tokens(logits_V: torch.Tensor, value: list, row: SampledRow) -> None:
     if len(row.output_ids) < count:
         for token_id in token_ids:  # few; an index tensor would be a copy to an accelerator
             logits_V[token_id] = NEVER
+
+
+logit_bias.numbers = lambda bias, row: torch.tensor([[*bias], [*bias.values()]], dtype=torch.float32)
+allowed_token_ids.numbers = lambda token_ids, row: torch.tensor(token_ids, dtype=torch.int64)

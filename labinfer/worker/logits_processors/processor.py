@@ -27,6 +27,11 @@ class SampledRow(msgspec.Struct, frozen=True):
     def output_ids(self) -> list[int]:
         return self.token_ids[self.sampling.num_prompt_tokens :]
 
+    @property
+    def is_processed(self) -> bool:
+        """Whether logits processors or a mask change its logits."""
+        return bool(self.sampling.processors or self.mask)
+
 
 LogitsProcessor = Callable[[torch.Tensor, Any, SampledRow], None]
 """Changes one row's logits in place: ``processor(logits_V, value, row)``, with the ``value`` of the row's request.
@@ -49,7 +54,8 @@ then, or gives NaN, the request is rejected. If one raises later, the ranks end.
 
 A plugin registers ``@register("logits_processor", NAME)``, and requests then give ``"logits_processors": {NAME: value}``. With
 ``parameter=SamplingParameter(…)`` the value is a number with bounds, and requests may also give it as a field of their own, beside
-``temperature``.
+``temperature``. A processor with an attribute ``numbers`` gets the tensor ``numbers(value, row)``, on the device, in place of ``row``:
+``Sampler`` uploads those of all rows at once.
 """
 
 
@@ -70,8 +76,9 @@ def check_logits_processors(requested: Mapping[str, Any], prompt_ids: list[int],
         if parameter := sampling_parameters().get(name):  # not read yet if ``requested`` predates the plugin
             parameter.read(name, value)
         logits_V = torch.zeros(vocab_size)
+        processor = REGISTRY.find("logits_processor", name)
         try:
-            REGISTRY.find("logits_processor", name)(logits_V, value, row)
+            processor(logits_V, value, processor.numbers(value, row) if hasattr(processor, "numbers") else row)
             assert not logits_V.isnan().any(), "it makes logits NaN"
         except Exception as error:  # noqa: BLE001 - a plugin's processor may raise anything
             raise UserError(f"the logits processor {name} rejects {value!r:.60}: {error!r:.200}") from None

@@ -309,7 +309,10 @@ class TestMaskAndProcessors:
         blocked = row(0, temperature, mask, processors=processors)
         free = row(0, temperature, mask_of(7))
         assert sampler(torch.arange(50.0).repeat(3, 1), [free, blocked, free]) == [7, NO_TOKEN, 7]
-        assert (sampler.process(torch.arange(50.0), blocked) == float("-inf")).all()
+        beam = row(0, temperature, mask, processors=processors, after_processors=True)
+        logprobs_BV = torch.arange(50.0).repeat(2, 1)
+        sampler.process_beams(logprobs_BV, [row(), beam])
+        assert torch.equal(logprobs_BV[0], torch.arange(50.0)) and (logprobs_BV[1] == float("-inf")).all()
 
     def test_end_comes_before_min_tokens_where_the_form_allows_nothing_else(self, sampler):
         ends = [("min_tokens", [5, [10]])]
