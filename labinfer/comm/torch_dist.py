@@ -169,8 +169,9 @@ class TorchCommunicator(Communicator):
             gathered = self._exchange(source, f"data from {self.members}")
         else:
             gathered = source.new_empty((self.size, *source.shape))
+            flat, own = gathered.view(-1), source.view(-1)  # some backends refuse a stack as the target
             self._run(
-                lambda: dist.all_gather_into_tensor(gathered, source, group=self._group, async_op=True),
+                lambda: dist.all_gather_into_tensor(flat, own, group=self._group, async_op=True),
                 gathered,
                 f"data from {self.members}",
             )
