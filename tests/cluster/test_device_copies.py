@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from checkpoints import make_checkpoint
 from device_steps import DeviceStep, device_steps
+from gguf_files import write_gguf
 from golden import golden
 from launchers import matrix
+from published_formats import PUBLISHED, write_published
 
 FLOAT32 = {"model": "demo", "dtype": "float32", "device": ["npu"]}
 DRAWN = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
@@ -37,6 +40,7 @@ def slow(*case):
         slow({}, DRAWN),
         slow({}, DRAWN | {"top_p": 1.0, "min_p": 0.1}),
         slow({"quantization": "int8"}, {}),
+        slow({"quantization": "int4"}, {}),
         slow({"quantization": "int4"}, DRAWN),
         slow({"kv_cache_dtype": "int8"}, DRAWN),
         slow({"dtype": "bfloat16"}, DRAWN),
@@ -48,6 +52,39 @@ def test_step_is_one_copy_each_way(options, sampling, step_of):
     step.check(uploads=1, downloads=1)
     assert step.events["late h2d"] and not step.events.get("h2d")  # the only one that waits is that of the tokens
     assert all("sampling.py" in line for line in step.inside("functions"))
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [
+        ("gptq-asym", "auto"),
+        slow("gptq-act-order", "auto"),
+        slow("awq", "auto"),
+        slow("w8a8", "auto"),
+        slow("fp8", "int8"),
+        slow("fp8", "none"),
+        slow("Q4_0", "auto"),
+        slow("Q8_0", "auto"),
+        slow("Q4_0", "none"),
+    ],
+)
+def test_quantized_checkpoint_copies_no_more_than_a_plain_one(name, quantization, step_of, tmp_path):
+    """Those whose codes are multiplied, and those that are decoded."""
+    model = make_checkpoint(tmp_path / "model", "llama-untied")
+    if name in PUBLISHED:
+        write_published(model, tmp_path / "twin", PUBLISHED[name])
+    else:
+        model = write_gguf(model, tmp_path / "model.gguf", name)
+    step_of({"model": str(model), "quantization": quantization}, [DRAWN])[0].check(uploads=1, downloads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantized_experts_copy_no_more_than_plain_ones(quantization, step_of):
+    directory = golden("qwen3-moe").directory
+    num_layers = json.loads((directory / "config.json").read_text())["num_hidden_layers"]
+    step = step_of({"model": str(directory), "quantization": quantization}, [DRAWN])[0]
+    step.check(uploads=1, downloads=1 + num_layers)
 
 
 MASK = {"structured_outputs": {"regex": "[a-z ]{700}"}, "ignore_eos": False}
