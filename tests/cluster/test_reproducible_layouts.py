@@ -111,8 +111,7 @@ def test_sample_of_layouts(alone, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "name"),
-    [("mpirun", "pp 2"), ("mpirun", "tp 2,1"), ("torchrun", "tp 4"), ("mpirun", "tp 2,1, whole experts")],
+    ("launcher", "name"), [("mpirun", "tp 2,1"), ("torchrun", "tp 4"), ("mpirun", "tp 2,1, whole experts")]
 )
 def test_sample_of_families(alone, tmp_path, launcher, name):
     kinds = [kind for kind in QUICK if kind in kinds_of(name)]
