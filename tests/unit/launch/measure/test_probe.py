@@ -140,7 +140,7 @@ def with_seconds(costs: LayerCosts, seconds: list[float]) -> LayerCosts:
 def test_impossible_costs_are_measured_again_and_never_kept(
     probed, tmp_path, monkeypatch, caplog, num_impossible, is_kept
 ):
-    measured, measure = [], probe._measure
+    measured, measure = [], probe.measure_costs
 
     def measure_badly(*arguments) -> HostCosts:
         costs = measure(*arguments)
@@ -151,7 +151,7 @@ def test_impossible_costs_are_measured_again_and_never_kept(
             costs, layer_kinds=kinds, head=Points([1.0], [1e-3]), embed=Points([1.0], [1e-3])
         )
 
-    monkeypatch.setattr(probe, "_measure", measure_badly)
+    monkeypatch.setattr(probe, "measure_costs", measure_badly)
     monkeypatch.setattr(probe, "MAX_MEASUREMENTS", 2)
     monkeypatch.setattr(probe, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr("labinfer.launch.measure.layer_profiler.BATCH_SECONDS", 0.001)
