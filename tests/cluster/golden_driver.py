@@ -86,8 +86,9 @@ class ChoiceRecorder:
     def _note_choices(self, number: str, ids_TA: torch.Tensor) -> None:
         tokens = self._tokens
         if len(ids_TA) < len(tokens):
+            asked = set(self._asked)  # by rows: another sequence may have an equal token at the same position
+            self._left_out[number].update(token for row, token in enumerate(tokens) if row not in asked)
             tokens = [tokens[row] for row in self._asked]
-            self._left_out[number].update(set(self._tokens) - set(tokens))
         experts = ids_TA.sort(dim=1).values.tolist()
         self.choices[number].update((*token, *ids) for token, ids in zip(tokens, experts, strict=True))
 
