@@ -105,6 +105,13 @@ def test_table_has_a_row_for_each_result_of_an_implementation():
     ]
 
 
+@pytest.mark.parametrize("name", ["reference", "reference-packed12"])
+def test_plain_code_has_no_speed(name):
+    """Every device has it, so a table that called it slower would ask its vendor for nothing."""
+    row = findings_table([finding("works", name=name, seconds=5.0, reference_seconds=1.0)]).splitlines()[2]
+    assert row.split()[-2:] == ["-", "works"]
+
+
 def test_table_of_the_longest_names_fits_eighty_columns():
     findings = [
         finding("crashes", function="latent_attention", name="reference-packed12", quantization="int4/32", dtype=dtype)

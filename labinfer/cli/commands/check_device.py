@@ -146,7 +146,7 @@ def _row(findings: Sequence[Finding]) -> tuple[object, ...]:
     first = findings[0]
     dtypes = [DTYPE_NAMES.get(dtype, dtype) for dtype in dict.fromkeys(map(attrgetter("dtype"), findings))]
     own, reference = (sum(map(attrgetter(name), findings)) for name in ("seconds", "reference_seconds"))
-    speed = reference / own if own and first.name != "reference" else 0.0
+    speed = reference / own if own and not first.name.startswith("reference") else 0.0
     return (
         first.function,
         first.name,
