@@ -34,6 +34,9 @@ class Provider:
     """Description of a type of device for all ranks, a ``device.Device``; None if the provider only adds functions. If several
     providers describe one type, the last one registered counts."""
 
+    is_portable = False
+    """Whether every x86 processor must compute the same bits; set before ``prepare``."""
+
     def prepare(self, device: torch.device, on_progress: OnProgress = lambda done, total: None) -> None:
         """Compile and load the libraries for ``device``. Called on one rank of each node first, then on the node's other ranks.
 

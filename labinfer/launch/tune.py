@@ -35,6 +35,7 @@ from labinfer.functions.provider import Provider
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.registry import Choice, FunctionRegistry
 from labinfer.launch.layout.layout import Layout
+from labinfer.launch.portable import check_portable
 from labinfer.launch.providers import make_providers, make_registry, origin, parse_overrides
 from labinfer.native import compiler
 from labinfer.native.cache_file import digest
@@ -46,9 +47,18 @@ LONG_VERSION = 64
 """Length in characters beyond which a provider's version is shortened in fingerprints."""
 
 
-def prepare_providers(group: RankGroup, device: torch.device) -> list[Provider]:
-    """Load the functions that this rank can use; one rank of each node compiles them first. Collective."""
+def prepare_providers(group: RankGroup, device: torch.device, *, is_portable: bool = False) -> list[Provider]:
+    """Load the functions that this rank can use; one rank of each node compiles them first. Collective.
+
+    Args:
+        is_portable: see ``Provider.is_portable``.
+    """
     providers, is_first = make_providers(), group.is_first_on_node
+    if is_portable:
+        with group.raise_on_all_ranks():
+            check_portable()
+    for provider in providers:
+        provider.is_portable = is_portable
     for turn in (True, False):
         with group.raise_on_all_ranks():
             if turn == is_first:

@@ -97,10 +97,9 @@ def load(
         NoCompiler: no compiler is available, it failed, or ``cache`` is full or belongs to another user.
         OSError: the library cannot be loaded.
     """
-    if target is None:
-        prebuilt = _load_prebuilt(name, sources, flags)
-        if prebuilt is not None:
-            return prebuilt
+    prebuilt = _load_prebuilt(name, sources, flags, TARGETS if target is None else (target,))
+    if prebuilt is not None:
+        return prebuilt
     cache = default_cache() if cache is None else cache
     compiler = find_compiler(target)
     flags = (*FLAGS, *(("-march=native",) if target is None else target.flags), *flags)
@@ -161,11 +160,12 @@ def find_compiler(target: Target | None = None) -> str:
     return compiler
 
 
-def _load_prebuilt(name: str, sources: Path, flags: Sequence[str]) -> ctypes.CDLL | None:
-    """Load a prebuilt library; None if none fits. Does not check its owner and mode, which are those of the package's files."""
+def _load_prebuilt(name: str, sources: Path, flags: Sequence[str], targets: Sequence[Target]) -> ctypes.CDLL | None:
+    """Load a prebuilt library for the first of ``targets`` that fits; None if none does. Does not check its owner and mode, which are
+    those of the package's files."""
     if not PREBUILT.is_dir():
         return None
-    for target in TARGETS:
+    for target in targets:
         path = PREBUILT / _prebuilt_name(name, sources, flags, target)
         if not target.runs_here():
             continue

@@ -53,6 +53,8 @@ TARGETS = (
     Target("armv8.2", "aarch64", ("-march=armv8.2-a+dotprod",), ARMV8_2),
 )
 """All targets; of each machine type the best first."""
+PORTABLE = next(target for target in TARGETS if target.name == "x86-64-v3")
+"""Target whose library all x86 processors run with ``--reproducible any-cpu``."""
 
 
 def processor_features() -> frozenset[str]:

@@ -52,7 +52,8 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
         device = use_device(layout.devices[group.rank])
     place = layout.topology.place(group.rank)
     dtype = layout.dtype(place)
-    providers, overrides = prepare_providers(group, device), parse_overrides(options.model.functions)
+    providers = prepare_providers(group, device, is_portable=options.model.is_portable)
+    overrides = parse_overrides(options.model.functions)
     with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)
         registry.check(device, dtype, overrides, layout.rounding(place))

@@ -25,7 +25,12 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.comm.spmd.addresses import addresses_towards, bracketed, ephemeral_ports, interfaces
 from labinfer.comm.spmd.end_launcher import end_launcher
-from labinfer.comm.spmd.environment import LaunchEnvironment, choose_gloo_interface, choose_mpi_ports
+from labinfer.comm.spmd.environment import (
+    LaunchEnvironment,
+    choose_gloo_interface,
+    choose_mpi_ports,
+    make_torch_portable,
+)
 from labinfer.comm.spmd.machine import RankInfo, describe_rank
 from labinfer.comm.spmd.processes import mpi_launcher_began
 from labinfer.comm.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
@@ -194,6 +199,8 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: 
     Raises:
         UserError: the launcher does not support the transport, the ranks cannot meet, or the ranks have different plugins.
     """
+    if options.model.is_portable:
+        make_torch_portable()
     die_with_launcher(environment)
     parallel, runtime = options.parallel, options.runtime
     progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)

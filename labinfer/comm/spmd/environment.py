@@ -24,6 +24,8 @@ VISIBLE_DEVICES = {"npu": "ASCEND_RT_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"
 """Variables that make accelerators visible to a process, by device type. For other types they are named as ``CUDA_VISIBLE_DEVICES`` is."""
 GOMP_SPINCOUNT = "1000"
 """Spin iterations of GNU OpenMP threads at a barrier before they sleep."""
+PORTABLE_TORCH = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE"}
+"""Variables with which torch, and MKL inside of it, compute with the same instructions on every x86 processor with AVX2."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 STATUS_FILE, NODES_FILE, IDENTITY_FILE = "status", "nodes", "identity"
 SUPERVISOR = "LABINFER_SUPERVISOR"
@@ -219,6 +221,11 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
     env = os.environ if environ is None else environ
     if "OMP_WAIT_POLICY" not in env:
         env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
+
+
+def make_torch_portable() -> None:
+    """Set ``PORTABLE_TORCH``. Call it before torch's first computation, at which torch and MKL read these variables."""
+    os.environ.update(PORTABLE_TORCH)
 
 
 def visible_devices(device_type: str) -> list[str]:

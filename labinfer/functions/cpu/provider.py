@@ -36,6 +36,7 @@ from labinfer.functions.registry import (
 )
 from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.native import compiler
+from labinfer.native.targets import PORTABLE
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +72,10 @@ class CpuProvider(Provider):
             with contextlib.suppress(compiler.NoCompiler, OSError):  # too slow to compile for this alone
                 self._host_library = library.load(library.build(only_ready=True))
             return
-        self._processor = compiler.processor()
+        self._processor = PORTABLE.name if self.is_portable else compiler.processor()
         try:
-            self._library = library.load(library.build(on_progress=on_progress))
+            target = PORTABLE if self.is_portable else None
+            self._library = library.load(library.build(on_progress=on_progress, target=target))
         except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home directory mounted noexec
             logger.warning("%s; using the slower torch kernels", error)
 
@@ -144,7 +146,7 @@ class CpuProvider(Provider):
             _add(registry, _products(in_bytes), name=name, dtypes=BFLOAT16, quantization=quantization)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Processor, and the library's file name (which identifies its sources and compiler) and kernels, if it is loaded."""
+        """Processor, or ``PORTABLE`` instead of it, and the library's file name (which identifies its sources and compiler) and kernels, if it is loaded."""
         library = self._library
         return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
 

@@ -94,6 +94,15 @@ def test_each_machine_takes_the_best_that_it_can_run(sources, prebuilt, target, 
         compiler.load("answer", sources)
 
 
+def test_library_for_a_target_is_taken_before_the_best(sources, prebuilt, target):
+    other = next((each for each in reversed(TARGETS) if each.runs_here() and each != target), None)
+    if other is None:
+        pytest.skip("this machine runs what is compiled for one target only")
+    paths = [compiler.build_prebuilt("answer", sources, prebuilt, [], each) for each in (target, other)]
+    loaded = [compiler.load("answer", sources, target=each)._name for each in (target, other)]
+    assert loaded == list(map(str, paths))
+
+
 def test_targets_are_ordered_from_the_one_with_most_instructions():
     for machine in ("x86_64", "aarch64"):
         same = [target for target in TARGETS if target.machine == machine]
