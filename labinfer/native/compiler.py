@@ -334,3 +334,11 @@ def processor() -> str:
         return platform.processor()
     fields = ("model name", "flags", "Features", "CPU part")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(fields)))
+
+
+def c_library() -> str:
+    """Name and version of the C library, such as "glibc 2.36"; empty if it does not tell them."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""

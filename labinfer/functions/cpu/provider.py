@@ -146,9 +146,11 @@ class CpuProvider(Provider):
             _add(registry, _products(in_bytes), name=name, dtypes=BFLOAT16, quantization=quantization)
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Processor, or ``PORTABLE`` instead of it, and the library's file name (which identifies its sources and compiler) and kernels, if it is loaded."""
+        """Processor, or ``PORTABLE`` instead of it, the C library with its exp and log, and the compiled library's file name (which
+        identifies its sources and compiler) and kernels, if it is loaded."""
         library = self._library
-        return self._processor, *((library.file_name, library.kernels) if library is not None else (None,))
+        compiled = (library.file_name, library.kernels) if library is not None else (None,)
+        return self._processor, compiler.c_library(), *compiled
 
     def roofline_limits(self) -> RooflineLimits | None:
         return measure_roofline(self._library) if self._library is not None else None
