@@ -98,9 +98,8 @@ class ModelOptions:
     )
     reproducible: str = option(
         "off",
-        "give a request's logits and tokens the same bits alone and in any batch, at every start: kernels are chosen by the "
-        "configuration, never by timing, and sums over tensor-parallel ranks (at most 4) have one order (on CPUs); any-cpu "
-        "runs AVX2 kernels on every x86 processor, for the same bits on all",
+        "give a request's logits and tokens the same bits alone and in any batch, at every start: kernels are chosen by the configuration, "
+        "never by timing, and sums over (at most 4) tensor-parallel ranks have one order; on CPUs. any-cpu: also on every x86 CPU with AVX2",
         choices=("off", "on", "any-cpu"),
     )
     weights: str = option(
@@ -137,11 +136,6 @@ class ModelOptions:
     def is_reproducible(self) -> bool:
         """Whether ``--reproducible`` is on."""
         return self.reproducible != "off"
-
-    @property
-    def is_portable(self) -> bool:
-        """Whether bits are those of every x86 processor with AVX2 (``--reproducible any-cpu``)."""
-        return self.reproducible == "any-cpu"
 
     def hub_or(self, default: str) -> str:
         """Name of the hub to download models from: ``default`` (the value of $LABINFER_HUB) if ``hub`` is ``auto``,

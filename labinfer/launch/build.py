@@ -105,7 +105,7 @@ def build_placed(
     with group.raise_on_all_ranks():
         check_context_shift(options, layout, place)
         checkpoint = open_stage(group, options, directory, layout, cache=weight_cache, is_whole=is_whole)
-    providers = prepare_providers(group, device, is_portable=options.model.is_portable)
+    providers = prepare_providers(group, device, reproducible=options.model.reproducible)
     share_cores(group, comms.machine, layout, place, providers)
     functions, kernels = choose_functions(group, options, layout, place, providers)
     with group.raise_on_all_ranks(), memory_for("the weights", device):

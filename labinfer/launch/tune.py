@@ -47,13 +47,14 @@ LONG_VERSION = 64
 """Length in characters beyond which a provider's version is shortened in fingerprints."""
 
 
-def prepare_providers(group: RankGroup, device: torch.device, *, is_portable: bool = False) -> list[Provider]:
+def prepare_providers(group: RankGroup, device: torch.device, *, reproducible: str = "off") -> list[Provider]:
     """Load the functions that this rank can use; one rank of each node compiles them first. Collective.
 
     Args:
-        is_portable: see ``Provider.is_portable``.
+        reproducible: value of ``--reproducible``; with ``any-cpu`` the processor must run portable kernels (see ``Provider.is_portable``).
     """
     providers, is_first = make_providers(), group.is_first_on_node
+    is_portable = reproducible == "any-cpu"
     if is_portable:
         with group.raise_on_all_ranks():
             check_portable()

@@ -52,7 +52,7 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
         device = use_device(layout.devices[group.rank])
     place = layout.topology.place(group.rank)
     dtype = layout.dtype(place)
-    providers = prepare_providers(group, device, is_portable=options.model.is_portable)
+    providers = prepare_providers(group, device, reproducible=options.model.reproducible)
     overrides = parse_overrides(options.model.functions)
     with group.raise_on_all_ranks():
         registry = make_registry(providers, layout.quantization_group_size, layout.weights)

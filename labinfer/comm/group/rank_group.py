@@ -199,7 +199,7 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: 
     Raises:
         UserError: the launcher does not support the transport, the ranks cannot meet, or the ranks have different plugins.
     """
-    if options.model.is_portable:
+    if options.model.reproducible == "any-cpu":
         make_torch_portable()
     die_with_launcher(environment)
     parallel, runtime = options.parallel, options.runtime

@@ -102,7 +102,7 @@ def probe_cluster(
         layouts = [make_unit_layout(options, config, group.everyone, unit, devices) for unit in own_units]
         drafting = [_draft_bytes(group, options, layout, mtp) for layout in layouts]
         device = use_device(devices[group.rank])
-    providers = prepare_providers(group, device, is_portable=options.model.is_portable)
+    providers = prepare_providers(group, device, reproducible=options.model.reproducible)
     folder, begin, is_known, own = cache_folder(), time.perf_counter(), True, []
     is_anew = options.model.autotune == "again"
     with group.raise_on_all_ranks():
