@@ -8,6 +8,7 @@ final name when it is complete. Readers touch files, and the least recently used
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -228,10 +229,11 @@ class WeightCache:
         """
         unfinished = path.with_suffix(UNFINISHED)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(unfinished, flags, 0o600), "ab", buffering=0) as file:
-            if not try_lock(file) or not is_at(
-                file, unfinished
-            ):  # another process is writing it, or has just written it
+        with contextlib.ExitStack() as stack:
+            with self._locked_folder():
+                file = stack.enter_context(open(os.open(unfinished, flags, 0o600), "ab", buffering=0))
+                is_own = try_lock(file) and is_at(file, unfinished)
+            if not is_own:  # another process is writing it, or has just written it
                 yield None
                 return
             try:
@@ -247,15 +249,27 @@ class WeightCache:
 
     def _remove_unfinished(self) -> None:
         """Remove unfinished files of killed processes, and anything else with such a name."""
-        for path in self.folder.glob(f"*{UNFINISHED}"):
-            with contextlib.suppress(OSError):
-                try:
-                    with open_own(path) as file:
-                        is_left = try_lock(file)
-                except Damaged:
-                    is_left = True
-                if is_left:
-                    path.unlink(missing_ok=True)
+        unfinished = list(self.folder.glob(f"*{UNFINISHED}"))
+        with self._locked_folder() if unfinished else contextlib.nullcontext():
+            for path in unfinished:
+                with contextlib.suppress(OSError):
+                    try:
+                        with open_own(path) as file:
+                            is_left = try_lock(file)
+                    except Damaged:
+                        is_left = True
+                    if is_left:
+                        path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked_folder(self) -> Iterator[None]:
+        """Hold the folder's lock: no file is mistaken for that of a killed process between its creation and its own lock."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def checkpoint_digest(directory: Path) -> str:

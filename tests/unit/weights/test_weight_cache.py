@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from labinfer.base.plugins import PLUGINS, PluginSource
+from labinfer.weights import weight_cache
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.packed_file import PackedFiles, map_states
 from labinfer.weights.weight_cache import (
@@ -214,6 +215,27 @@ def test_what_another_process_writes_is_left_alone(cache, checkpoint):
     thread.join()
     assert path.read_bytes() == b"x"
     assert cache.clean() == 1 and not cache.files()
+
+
+def test_file_that_was_just_created_is_not_taken_for_that_of_a_killed_process(cache, checkpoint, monkeypatch):
+    """Another rank makes room while this one has created its file, and not locked it yet."""
+    path, cleaning = files_of(cache, checkpoint).path("slices"), []
+    cache.folder.mkdir()
+    lock = weight_cache.try_lock
+
+    def lock_late(file) -> bool:
+        if not cleaning:
+            cleaning.append(threading.Thread(target=cache.clean))
+            cleaning[0].start()
+            cleaning[0].join(0.2)
+        return lock(file)
+
+    monkeypatch.setattr(weight_cache, "try_lock", lock_late)
+    with cache.writing(path) as file:
+        assert file is not None
+        cleaning[0].join()
+        file.write(b"x")
+    assert path.read_bytes() == b"x"
 
 
 def test_file_that_is_mapped_stays_when_it_is_removed(cache, checkpoint):
