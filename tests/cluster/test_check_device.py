@@ -123,10 +123,13 @@ def test_table_of_the_longest_names_fits_eighty_columns():
 
 
 def test_settings_are_those_of_the_device():
-    request = make_request(torch.device("cpu"))
-    assert {spec.tiled_cache for spec in request.settings} == {False, True}
-    assert {(spec.dtype, spec.kv_dtype) for spec in request.settings} == {
-        (dtype, kv_dtype) for dtype in ("float32", "bfloat16", "float16") for kv_dtype in (dtype, "int8")
+    device = torch.device("cpu")
+    settings = [spec.on(device) for spec in make_request(device).settings]
+    assert {setting.tiled_cache for setting in settings} == {False, True}
+    assert {(setting.dtype, setting.kv_dtype) for setting in settings} == {
+        (dtype, kv_dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for kv_dtype in (dtype, torch.int8)
     }
 
 
