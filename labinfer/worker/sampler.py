@@ -78,14 +78,16 @@ class Sampler:
         One more column is infinity in a row without a possible token, so that this column is chosen, and else -inf.
         """
         tensors = self._upload(changed, logits_BV.shape[1])
-        processed_BV = logits_BV.new_full((len(rows), logits_BV.shape[1] + 1), NEVER, dtype=torch.float32)
+        processed_BV = logits_BV.new_empty((len(rows), logits_BV.shape[1] + 1), dtype=torch.float32)
+        processed_BV[:, -1] = NEVER
         for b, processed_V in zip(rows, processed_BV[:, :-1], strict=True):
             processed_V.copy_(logits_BV[b])
             if b in changed:
                 self._apply(processed_V, rows[b], tensors[b])
         is_empty_B1 = ~(processed_BV.amax(dim=1, keepdim=True) > NEVER)  # also where a logit is NaN
-        processed_BV.masked_fill_(is_empty_B1, NEVER)
-        processed_BV[:, -1:].masked_fill_(is_empty_B1, -NEVER)
+        if not logits_BV.is_cpu or is_empty_B1.any():  # an accelerator would wait for this
+            processed_BV.masked_fill_(is_empty_B1, NEVER)
+            processed_BV[:, -1:].masked_fill_(is_empty_B1, -NEVER)
         return processed_BV, tensors
 
     def _upload(self, rows: Mapping[int, SampledRow], vocab_size: int) -> dict[int, RowTensors]:
