@@ -380,7 +380,7 @@ class WeightCacheOptions:
 
 
 GROUP_SECTIONS = (ParallelOptions, RuntimeOptions)
-"""Sections with the options that ranks need before they can form a group."""
+"""Sections with the options that ranks need before they can form a group; they need ``--reproducible``, too."""
 SECTIONS = (ModelOptions, ParallelOptions, CacheOptions, SchedulerOptions, RuntimeOptions, ObserveOptions)
 
 
@@ -425,12 +425,12 @@ class EngineOptions:
 
     @classmethod
     def group_options(cls, values: Mapping[str, Any]) -> EngineOptions:
-        """Make options from the ``values`` of ``GROUP_SECTIONS`` only; all other options have their defaults.
+        """Make options from the ``values`` of ``GROUP_SECTIONS`` and ``--reproducible``; all other options have their defaults.
 
         Raises:
             UserError: as ``from_flat``.
         """
-        names = [f.name for section in GROUP_SECTIONS for f in dataclasses.fields(section)]
+        names = ["reproducible", *(f.name for section in GROUP_SECTIONS for f in dataclasses.fields(section))]
         return cls.from_flat({name: values[name] for name in names if name in values})
 
     @property
@@ -438,14 +438,12 @@ class EngineOptions:
         """Options that identify packed weights in the weight cache. ``--autotune again`` counts as ``on``, and
         ``--hub`` is left out: neither changes the packed weights."""
         lasting = "off" if self.model.autotune == "off" else "on"
-        return dataclasses.replace(self.model, autotune=lasting, hub="auto"), dataclasses.replace(
-            self.parallel, layout=""
-        )
+        model = dataclasses.replace(self.model, autotune=lasting, hub="auto")
+        return model, dataclasses.replace(self.parallel, layout="")
 
     @property
     def working_ranks(self) -> tuple[int, ...]:
-        """Ranks that do any work: those of ``--ranks``, and the spare rank with the draft model if there is one. Empty
-        for all ranks."""
+        """Ranks that work: those of ``--ranks`` and the spare rank with the draft model, if any; empty for all ranks."""
         ranks, speculation = self.parallel.ranks, self.scheduler.speculative_config
         return (*ranks, speculation.draft_rank) if ranks and speculation and speculation.draft_rank else ranks
 

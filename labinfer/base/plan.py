@@ -105,7 +105,7 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     new_blocks: list[int]
     """Blocks to append to the truncated block table."""
     new_tokens: tuple[int, ...] = ()
-    """Last ones of the tokens to run, which the workers do not have yet. They replace rejected drafted tokens, if the workers
+    """The last tokens to run, those that the workers do not have yet. They replace rejected drafted tokens, if the workers
     have any."""
     num_samples: int = 0
     """Number of tokens to sample, one after each of the last ``num_samples`` tokens to run: 0 before the prompt's end, then one

@@ -195,8 +195,12 @@ def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[st
     parser = Parser(add_help=False, allow_abbrev=False)
     for section in GROUP_SECTIONS:
         add_options(parser, section)
+    parser.add_argument("--reproducible", nargs="?", const="on")
     args, _ = parser.parse_known_args(arguments)
-    options = EngineOptions.group_options(given_options(args, *GROUP_SECTIONS))
+    values = given_options(args, *GROUP_SECTIONS)
+    if args.reproducible is not None:
+        values["reproducible"] = args.reproducible
+    options = EngineOptions.group_options(values)
     from labinfer.comm.group.failure import end_process_with
     from labinfer.comm.group.rank_group import join_group
 

@@ -93,7 +93,7 @@ def build_spare_rank(
             options,
             layout,
             comms.drafts,
-            providers=prepare_providers(comms.placed, device),
+            providers=prepare_providers(comms.placed, device, reproducible=options.model.reproducible),
             weight_cache=WeightCache.from_home(options.cache.weight_cache_size),
         )
 

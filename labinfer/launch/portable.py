@@ -9,6 +9,7 @@ import torch
 from labinfer.base.errors import UserError
 from labinfer.comm.spmd.environment import PORTABLE_TORCH
 from labinfer.native.targets import PORTABLE, processor_features
+from labinfer.native.torch_instructions import MKL_COMPATIBLE, mkl_branch
 
 TORCH_CAPABILITY = "AVX2"
 """Instructions that torch's operations use with ``PORTABLE_TORCH``, by torch's name."""
@@ -27,8 +28,9 @@ def check_portable() -> None:
             "--reproducible alone, for the bits of this kind of processor"
         )
     used = torch.backends.cpu.get_cpu_capability()
-    if used != TORCH_CAPABILITY:
+    if used != TORCH_CAPABILITY or mkl_branch() not in (MKL_COMPATIBLE, None):
+        library = f"torch has computed with {used}" if used != TORCH_CAPABILITY else "MKL has computed with other"
         variables = " ".join(f"{name}={value}" for name, value in PORTABLE_TORCH.items())
         raise UserError(
-            f"--reproducible any-cpu: torch has computed with {used} instructions in this process before; start it with {variables}"
+            f"--reproducible any-cpu: {library} instructions in this process before; start it with {variables}"
         )

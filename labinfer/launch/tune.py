@@ -55,14 +55,13 @@ def prepare_providers(group: RankGroup, device: torch.device, *, reproducible: s
     """
     providers, is_first = make_providers(), group.is_first_on_node
     is_portable = reproducible == "any-cpu"
-    if is_portable:
-        with group.raise_on_all_ranks():
-            check_portable()
     for provider in providers:
         provider.is_portable = is_portable
     for turn in (True, False):
         with group.raise_on_all_ranks():
             if turn == is_first:
+                if is_portable:
+                    check_portable()
                 for provider in providers:
                     with compile_progress() as on_progress, PLUGINS.blame(origin(provider)):
                         provider.prepare(device, on_progress)

@@ -12,6 +12,9 @@ from documents import python_block
 from launchers import BIN, LAUNCH, LAUNCHERS, environment, finish, matrix, run, start
 
 import labinfer
+from labinfer.launch.portable import TORCH_CAPABILITY
+from labinfer.native.targets import PORTABLE
+from labinfer.native.torch_instructions import MKL_COMPATIBLE, mkl_branch
 
 POLICY = """from labinfer import register
 
@@ -35,6 +38,21 @@ def count(session, options):
     group = session.join()
     if group.rank == 0:
         print(group.size, options[0].word, *PLUGINS.identities())
+    group.close()
+    return 0
+"""
+INSTRUCTIONS = """import torch
+from labinfer import register
+from labinfer.base.config import ModelOptions, ParallelOptions, RuntimeOptions
+from labinfer.native.torch_instructions import torch_instructions
+
+torch.ones(4096).exp()
+
+@register("command", "instructions", help="tell them", options=(ModelOptions, ParallelOptions, RuntimeOptions))
+def tell(session):
+    group = session.join()
+    if group.rank == 0:
+        print(torch_instructions())
     group.close()
     return 0
 """
@@ -70,6 +88,14 @@ def test_plugin_reads_a_model_from_files_of_its_own_kind(tmp_path):
     flags = ("--plugin", write(tmp_path, "link", LINK), "--model", str(model), "--tokenizer", str(demo))
     done = run(LAUNCHERS[0], 2, LAUNCH, "-pp", "2", *flags, *PROMPT)
     assert (done.returncode, done.stdout.strip()) == (0, "42"), done.text
+
+
+@pytest.mark.skipif(not PORTABLE.runs_here() or mkl_branch() is None, reason="it needs AVX2, and MKL in torch")
+@pytest.mark.parametrize("written", [("--reproducible", "any-cpu"), ("--reproducible=any-cpu",)])
+def test_any_cpu_is_set_before_a_plugin_computes(tmp_path, written):
+    named = ("--plugin", write(tmp_path, "telling", INSTRUCTIONS))
+    done = run(LAUNCHERS[0], 2, LAUNCH, "instructions", *named, *written)
+    assert (done.returncode, done.stdout) == (0, f"torch with {TORCH_CAPABILITY}, MKL {MKL_COMPATIBLE}\n"), done.text
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

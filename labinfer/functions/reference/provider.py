@@ -9,6 +9,7 @@ import torch
 from labinfer.functions.reference import delta_rule, experts, latent_attention, packed12, quantized, route
 from labinfer.functions.reference.plain import DENSE, PlainReferenceProvider
 from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, FunctionRegistry
+from labinfer.native.torch_instructions import torch_instructions
 
 
 class ReferenceProvider(PlainReferenceProvider):
@@ -60,3 +61,6 @@ class ReferenceProvider(PlainReferenceProvider):
             make = partial(experts.ReferenceExperts, *matrix_functions)
             mixture = {"make_experts": make, "experts": experts.experts}
             registry.add_all(mixture, name="reference", quantization=quantization, autotuned=False)
+
+    def fingerprint(self) -> tuple[object, ...]:
+        return *super().fingerprint(), torch_instructions()

@@ -12,9 +12,11 @@ from labinfer.base.errors import UserError
 from labinfer.comm.spmd.environment import PORTABLE_TORCH
 from labinfer.functions.cpu import library
 from labinfer.functions.cpu.provider import CpuProvider
+from labinfer.launch import portable
 from labinfer.launch.portable import TORCH_CAPABILITY, check_portable
 from labinfer.native import compiler, targets
 from labinfer.native.targets import PORTABLE
+from labinfer.native.torch_instructions import MKL_COMPATIBLE, mkl_branch
 
 JOIN = """
 import sys, torch
@@ -33,6 +35,7 @@ print(torch.backends.cpu.get_cpu_capability())
 def capability(monkeypatch) -> None:
     """Torch as it is where ``PORTABLE_TORCH`` is set at the start."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: TORCH_CAPABILITY)
+    monkeypatch.setattr(portable, "mkl_branch", lambda: MKL_COMPATIBLE)
 
 
 def write_cpuinfo(tmp_path, monkeypatch, line: str) -> None:
@@ -62,6 +65,31 @@ def test_process_in_which_torch_has_used_other_instructions_is_refused(tmp_path,
     variables = " ".join(f"{name}={value}" for name, value in PORTABLE_TORCH.items())
     with pytest.raises(UserError, match=f"AVX512 instructions in this process before; start it with {variables}"):
         check_portable()
+
+
+def test_process_in_which_mkl_has_used_other_instructions_is_refused(tmp_path, monkeypatch, capability):
+    """On a processor with AVX2 only, torch's instructions do not tell whether the variables were set in time."""
+    write_cpuinfo(tmp_path, monkeypatch, f"flags : {' '.join(PORTABLE.features)}\n")
+    monkeypatch.setattr(targets.platform, "machine", lambda: PORTABLE.machine)
+    check_portable()
+    monkeypatch.setattr(portable, "mkl_branch", lambda: 1)
+    with pytest.raises(UserError, match="MKL has computed with other instructions in this process before; start it"):
+        check_portable()
+
+
+@pytest.mark.skipif(mkl_branch() is None, reason="torch was built without MKL")
+@pytest.mark.parametrize(("setting", "is_compatible"), [("early", True), ("late", False)])
+def test_branch_of_mkl_is_the_one_that_computes(setting, is_compatible):
+    code = "import torch; torch.ones(4096).log()" if setting == "late" else "pass"
+    program = (
+        f"{code}; import os; os.environ['MKL_CBWR'] = 'COMPATIBLE'; from labinfer.native import torch_instructions as t"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(t.mkl_branch() == t.MKL_COMPATIBLE, t.torch_instructions())"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(f"{is_compatible} torch with "), done
 
 
 @pytest.mark.skipif(not PORTABLE.runs_here(), reason="this processor has no AVX2")

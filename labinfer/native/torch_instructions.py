@@ -1,0 +1,35 @@
+"""Instructions that torch uses for its operations, and MKL inside of it: they decide the bits of log, exp, cos and sin."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+MKL_COMPATIBLE = 3
+"""Branch of MKL's code for all processors (``MKL_CBWR_COMPATIBLE`` in mkl.h)."""
+_BRANCH = 1
+"""What ``mkl_cbwr_get`` returns: the branch (``MKL_CBWR_BRANCH`` in mkl.h)."""
+
+
+@cache
+def _torch_library() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"))
+    except OSError:
+        return None
+
+
+def mkl_branch() -> int | None:
+    """Number of the branch of MKL's code; None if torch was built without MKL. The first call, or MKL's first
+    computation, decides it for the process."""
+    get = getattr(_torch_library(), "mkl_serv_cbwr_get", None)
+    return None if get is None else get(_BRANCH)
+
+
+def torch_instructions() -> str:
+    """Name of the instructions that this process computes with in torch and in MKL, for fingerprints."""
+    branch = mkl_branch()
+    return f"torch with {torch.backends.cpu.get_cpu_capability()}, " + ("no MKL" if branch is None else f"MKL {branch}")
