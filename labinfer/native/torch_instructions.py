@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 MKL_COMPATIBLE = 3
-"""Branch of MKL's code for all processors (``MKL_CBWR_COMPATIBLE`` in mkl.h)."""
+"""Branch of MKL's code for all processors, as MKL's header file numbers it."""
 _BRANCH = 1
-"""What ``mkl_cbwr_get`` returns: the branch (``MKL_CBWR_BRANCH`` in mkl.h)."""
+"""Argument with which MKL's function returns the branch, not the setting of which it is a part."""
 
 
 @cache
