@@ -190,7 +190,7 @@ class LogitsRecorder:
     """Stands before the sampler and keeps each row's logits by its tokens."""
 
     def __init__(self, sampler):
-        self._sampler, self.rows, self.process = sampler, {}, sampler.process
+        self._sampler, self.rows, self.process_beams = sampler, {}, sampler.process_beams
 
     def __call__(self, logits_BV, rows):
         for logits_V, row in zip(logits_BV, rows, strict=True):
