@@ -13,7 +13,7 @@ from labinfer.base.tracer import Tracer
 CAPACITY = 200_000
 """Maximum number of slices of a rank in a run: enough for over 10,000 steps, in 10 MB."""
 FIELDS = 6
-"""Number of integers per slice; see ``Slices``."""
+"""Number of integers that stand for a slice, which is a recorded time interval; see ``Slices``."""
 NO_STEP = (-1, 0, 0)
 """Step id, number of tokens, and number of decode tokens for a slice outside any step."""
 

@@ -86,7 +86,7 @@ class _UnitGroup:
     """Seconds of a stage without layers, and of each layer, in the steps of ``Criterion.path``."""
     most_fixed: float
     most_layer: float
-    """The same two times in the steps of ``Criterion.bottleneck``."""
+    """Seconds of a stage without layers, and of each layer, in the steps of ``Criterion.bottleneck``."""
     cap: int
     """Layers that fit in the memory of each unit."""
 

@@ -26,7 +26,7 @@ from labinfer.weights.model_files import open_model
 WHOLE_BYTES = 8 << 20
 """Largest weight file whose digest covers all its bytes."""
 SAMPLE_BYTES = 1 << 10
-"""Size of a sample in bytes."""
+"""Bytes of each sample of a large file that the digest reads."""
 SAMPLE_EVERY = 8 << 20
 """Bytes of a tensor per sample: a tensor has one sample, and one more for each ``SAMPLE_EVERY`` bytes."""
 CHUNK_BYTES = 1 << 20

@@ -31,7 +31,7 @@ class IndexBuffer:
         self._numbers = torch.empty(0, dtype=DTYPE, device=device)
         self._sizes: list[int] = []
         self._filled, self._parts = self._numbers, ()
-        """Views of the buffer: all parts, and each part of ``_sizes``. Consecutive decode steps have equal sizes and reuse them."""
+        """Views of the buffer: one of all parts, and one of each part, with the sizes ``_sizes``. The next step of equal sizes reuses them."""
 
     @torch.inference_mode()
     def fill(self, **parts: Iterable[list[int]]) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ class SequenceState:
     token_ids: list[int]
     sampling: TokenSampling
     state_slot: int
-    """State slot of the sequence; see ``SequenceStart``."""
+    """Slot of the sequence's recurrent state; see ``SequenceStart``."""
     block_table: list[int] = field(default_factory=list)
     window_table: list[int] = field(default_factory=list)
     """Block table of the sliding-window layers, if they have separate blocks."""

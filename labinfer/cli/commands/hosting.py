@@ -159,7 +159,7 @@ class Hosting:
         return msgspec.msgpack.decode(data[0], type=Layouts | None)
 
     def _plan(self, change: LayoutChange) -> Layouts | None:
-        """Engine options of each model after ``change``, on rank 0; None if nothing changes.
+        """Engine options by model after ``change``; None if nothing changes. Called on rank 0 only.
 
         Raises:
             UserError: the change is not possible.

@@ -19,7 +19,7 @@ START_RANKS = "start {0} (torchrun --nproc-per-node {0}, mpirun -n {0} or srun -
 def shard_range(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
     """Divide ``range(total)`` into ``parts`` contiguous (begin, end) ranges, as evenly as possible.
 
-    Earlier parts get the remainder. Ranges begin at multiples of ``unit`` if ``total`` is one (and has enough units).
+    Earlier parts get the remainder. Ranges begin at multiples of ``unit`` if ``total`` is a multiple of it with at least ``parts`` units.
     """
     if unit > 1 and total % unit == 0 and total // unit >= parts:
         return [(begin * unit, end * unit) for begin, end in shard_range(total // unit, parts)]

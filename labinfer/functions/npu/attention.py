@@ -187,7 +187,7 @@ class NpuAttention:
 
 
 class StepLengths:
-    """Context lengths of a step, and the calls that a captured graph updates with those of each replay.
+    """Context lengths of a step, and the attention calls of its captured graph, whose lengths are updated before each replay.
 
     Args:
         context_lens: context length of each sequence.

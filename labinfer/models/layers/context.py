@@ -34,8 +34,8 @@ class StageContext:
     experts: ExpertCut = "columns"
     names: CheckpointNames = CheckpointNames()  # noqa: RUF009 - it is frozen
     row_parallel: Callable[..., Any] | None = None
-    """Makes the row-parallel layers of a reproducible run, with the arguments of ``layers.linear.row_parallel``. They and their ``partial``
-    return sums over all ranks."""
+    """Makes the row-parallel layers of a reproducible run, which sum over all ranks, from the arguments of ``layers.linear.row_parallel``;
+    None in other runs."""
 
     def sum_partials(self, partial: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of a row-parallel layer's result: ``partial`` itself in a reproducible run, else the all-reduce in place."""

@@ -58,7 +58,7 @@ class Matrix(WeightedModule):
 
     @property
     def packed(self) -> PackedWeight | None:
-        """Packed weight of a single-block matrix; None before packing."""
+        """Packed weight of a matrix that is not fused from several; None before packing."""
         (block,) = self._blocks
         return block.packed
 

@@ -36,8 +36,8 @@ from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 PAUSE_SECONDS = 4.0
-"""Seconds without stats of an idle engine above which the next point covers only ``POINT_SECONDS``, not the idle
-time."""
+"""An idle engine sends no stats. After a gap of more than these seconds, the next point of the history covers only
+``POINT_SECONDS``, not the idle time."""
 REPORT_SECONDS = 10.0
 """Seconds that a bottleneck report, and the rates of traffic between ranks, cover."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0

@@ -15,8 +15,8 @@ HISTORY_SECONDS = 3600.0
 FINE_SECONDS = 300.0
 """Age in seconds above which points are merged; also the maximum age of a trace slice, relative to the latest slice."""
 MERGED_SECONDS = 10.0
-"""Seconds that a merged point covers: less than the minute that some figures cover, so that those of consecutive points
-overlap."""
+"""Seconds that a merged point covers. Some figures of a point are of the minute before it, so no moment is lost between
+consecutive points."""
 POINT_SECONDS = 0.4
 """Minimum seconds between two points. With short requests an engine sends stats more often: whenever work begins and
 ends."""

@@ -111,7 +111,7 @@ class Telemetry:
         self._send(StatsUpdate(stats))
 
     def _send_trace(self, fresh: list[int]) -> None:
-        """Send one ``Trace`` per model, with the slices of the ranks ``fresh``, whose stats have just arrived."""
+        """Send one ``Trace`` per model, with the recorded time intervals (slices) of the ranks ``fresh``, whose stats have just arrived."""
         for number, model in enumerate(self._models):
             trace = _trace(model, [(rank, self._stats[rank][number].slices) for rank in fresh])
             if trace.steps or trace.slices:
