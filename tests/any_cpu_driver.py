@@ -21,13 +21,6 @@ from labinfer.native import targets
 from labinfer.native.targets import PORTABLE
 
 
-class Recorder(RowDigests):
-    """``RowDigests`` with all methods of the sampler behind it."""
-
-    def __getattr__(self, name: str):
-        return getattr(self._sampler, name)
-
-
 def narrow(cpuinfo: Path) -> None:
     """Let this process find the processor of ``cpuinfo``, and compile for x86-64-v3 instead of the processor that it has."""
     build, targets.CPUINFO = library.build, cpuinfo
@@ -49,7 +42,7 @@ def run(directory: str, options: dict, prompts: list[list[int]]) -> dict:
     ]
     with LLM(directory, block_size=4, num_kv_blocks=400, threads=1, chunked_prefill_size=16, **options) as llm:
         runner = llm._parts.worker.runner
-        recorder = runner.sampler = Recorder(runner.sampler)
+        recorder = runner.sampler = RowDigests(runner.sampler)
         outputs = llm.generate(prompts, params)
         measured = [[*filter(None, out.prompt_logprobs), *out.completions[0].logprobs] for out in outputs]
         return {

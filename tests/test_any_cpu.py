@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from checkpoints import FAMILIES, KINDS, make_checkpoint, mixed_prompts
 from torch.utils._python_dispatch import TorchDispatchMode
+from weight_forms import WEIGHT_FORMS
 
 from labinfer import LLM, SamplingParams
 from labinfer.native import compiler
@@ -19,13 +20,6 @@ from labinfer.native.targets import PORTABLE, processor_features
 
 DRIVER = Path(__file__).with_name("any_cpu_driver.py")
 PROMPTS = [*mixed_prompts(5), [(index * 7) % 500 + 3 for index in range(70)]]
-FORMS = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "float16": {"dtype": "float16"},
-    "int8": {"dtype": "bfloat16", "quantization": "int8"},
-    "int4": {"dtype": "bfloat16", "quantization": "int4"},
-}
 COMPARED = ("qwen2-tied", "qwen3-next-moe", "deepseek-v3", "gpt-oss", "olmo3", "gemma3", "ministral3")
 UNPORTABLE = (
     "mm",
@@ -82,7 +76,7 @@ def test_bits_are_those_of_a_processor_with_avx2(tmp_path):
     runs, controls = {}, {}
     for kind in COMPARED:
         directory = str(make_checkpoint(tmp_path / kind, kind))
-        for form, options in FORMS.items():
+        for form, options in WEIGHT_FORMS.items():
             runs[f"{kind} {form}"] = (directory, options | {"reproducible": "any-cpu"})
             controls[f"{kind} {form}"] = (directory, options | {"reproducible": "on"})
     narrow, wide = (compute(tmp_path, runs, is_narrow=is_narrow) for is_narrow in (True, False))
@@ -100,7 +94,7 @@ def test_bits_are_those_of_a_processor_with_avx2(tmp_path):
 )
 def test_torch_runs_only_portable_operations(tmp_path, kind, form):
     directory = make_checkpoint(tmp_path / "model", kind)
-    options = FORMS[form] | {"reproducible": True, "block_size": 4, "num_kv_blocks": 400, "threads": 1}
+    options = WEIGHT_FORMS[form] | {"reproducible": True, "block_size": 4, "num_kv_blocks": 400, "threads": 1}
     params = [
         SamplingParams(max_tokens=4, temperature=0.9 * (i % 2), seed=i, logprobs=1, prompt_logprobs=0)
         for i in range(len(PROMPTS))

@@ -12,6 +12,7 @@ from checkpoints import FAMILIES, KINDS, make_checkpoint, mixed_prompts
 from drafting import draft_with
 from mtp_checkpoints import MTP_KINDS, add_mtp
 from toy_format import write_toy
+from weight_forms import WEIGHT_FORMS
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
@@ -46,14 +47,7 @@ WAYS = {
 }
 COUNTED = {"recomputed": "preemptions", "swapped": "preemptions", "prefixes": "found", "drafts": "accepted"}
 """What a way must have done, among the counts of the run."""
-FORMS = {
-    "float32": {"dtype": "float32"},
-    "bfloat16": {"dtype": "bfloat16"},
-    "float16": {"dtype": "float16"},
-    "int8": {"dtype": "bfloat16", "quantization": "int8"},
-    "int4": {"dtype": "bfloat16", "quantization": "int4"},
-    "int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
-}
+FORMS = WEIGHT_FORMS | {"int8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "int8"}}
 SAMPLE = [
     ("qwen2-tied", "bfloat16"),
     ("qwen3-next-moe", "float32"),

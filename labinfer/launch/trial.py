@@ -67,7 +67,7 @@ class TrialRecord(msgspec.Struct, frozen=True):
 
 @dataclass(kw_only=True)
 class TrialOutcome:
-    """What the trial process reported. ``drop_failing`` starts this process and tries implementations in it, as they may crash or hang."""
+    """Report of the trial process, in which ``drop_failing`` tries implementations, because these may crash or hang."""
 
     findings: list[Finding] = field(default_factory=list)
     keys: set[Key] | None = None

@@ -11,7 +11,7 @@ import torch
 MKL_COMPATIBLE = 3
 """Branch of MKL's code for all processors, as MKL's header file numbers it."""
 _BRANCH = 1
-"""Argument with which MKL's function returns the branch, not the setting of which it is a part."""
+"""Option number that asks MKL's query function for the branch of its code."""
 
 
 @cache

@@ -27,7 +27,7 @@ class RowDigests:
     """Stands before the sampler and keeps a digest of each row's logits by "seed/position"; seeds number the prompts."""
 
     def __init__(self, sampler):
-        self._sampler = sampler
+        self._sampler, self.process_beams = sampler, sampler.process_beams
         self.digests: dict[str, str] = {}
 
     def __call__(self, logits_BV, rows):

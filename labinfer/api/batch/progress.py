@@ -41,7 +41,7 @@ class JobProgress:
 
     @property
     def is_for_machines(self) -> bool:
-        """Whether progress is printed as JSON lines, of which the last one has the final counts."""
+        """Whether progress is printed as JSON lines. The last line has the final counts."""
         return self._form == "jsonl"
 
     def due(self) -> bool:

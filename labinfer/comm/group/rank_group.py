@@ -25,12 +25,7 @@ from labinfer.comm.local import LocalCommunicator
 from labinfer.comm.progress import Progress
 from labinfer.comm.spmd.addresses import addresses_towards, bracketed, ephemeral_ports, interfaces
 from labinfer.comm.spmd.end_launcher import end_launcher
-from labinfer.comm.spmd.environment import (
-    LaunchEnvironment,
-    choose_gloo_interface,
-    choose_mpi_ports,
-    make_torch_portable,
-)
+from labinfer.comm.spmd.environment import LaunchEnvironment, choose_gloo_interface, choose_mpi_ports, make_portable
 from labinfer.comm.spmd.machine import RankInfo, describe_rank
 from labinfer.comm.spmd.processes import mpi_launcher_began
 from labinfer.comm.spmd.threads import ThreadChoice, bind, choose_threads, is_oversubscribed
@@ -200,7 +195,7 @@ def join_group(environment: LaunchEnvironment, options: EngineOptions, plugins: 
         UserError: the launcher does not support the transport, the ranks cannot meet, or the ranks have different plugins.
     """
     if options.model.reproducible == "any-cpu":
-        make_torch_portable()
+        make_portable()
     die_with_launcher(environment)
     parallel, runtime = options.parallel, options.runtime
     progress = Progress(rank=environment.rank, label=f"rank {environment.rank}", timeout=runtime.timeout)

@@ -223,7 +223,7 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
         env.setdefault("GOMP_SPINCOUNT", GOMP_SPINCOUNT)
 
 
-def make_torch_portable() -> None:
+def make_portable() -> None:
     """Set ``PORTABLE_TORCH``. Call it before torch's first computation, at which torch and MKL read these variables."""
     os.environ.update(PORTABLE_TORCH)
 

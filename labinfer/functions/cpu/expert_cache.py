@@ -141,9 +141,9 @@ class ExpertCache:
             yield [self._address(position) for position in group], begin == len(groups) - 1
 
     def _split(self, positions: Sequence[int]) -> list[list[int]]:
-        """Divide the ``positions`` of experts into parts, of which two fit into memory: one is read while the other
-        computes. The experts before the first one that is missing in memory form parts of their own. After them each
-        part begins with a missing expert, unless the part before it is full, and has about as many missing ones."""
+        """Divide the ``positions`` of experts into parts. Memory holds two parts: one is read while the other computes.
+        The experts before the first one that is missing in memory form parts of their own. Each later part begins with
+        a missing expert, unless the part before it is full, and all have about as many missing experts."""
         missing = {position for position in positions if position not in self._used}
         most, size = self._slots_SB.shape
         most, at_once = most // 2, max(1, NUM_THREADS * PIECE_BYTES // max(size, PIECE_BYTES))

@@ -18,7 +18,7 @@ struct Segment {
 };
 
 // Segments of a product, whose products are added along a tree as on a stack: after each product its `additions` pairs of topmost sums are
-// added. `sums` (left, tokens, outputs) receives what is left on the stack; null for one sum, which is rounded to the output's dtype.
+// added. `sums` (sums, tokens, outputs) receives the sums that remain on the stack; null if one sum remains, which is rounded to the output's dtype.
 struct Segments {
   const Segment* each;
   int64_t count;

@@ -41,7 +41,7 @@ DRAFT_ROWS = (1, 2, 4, 8, 16)
 DRAFT_ROUNDS = 5
 """Repetitions of a timed step with drafts. Steps are captured from the third repetition on."""
 ROUNDS = 3
-"""Repetitions of each other timed step, of which the fastest counts, as the machine may have other load."""
+"""Number of times that every other step is timed. The fastest run counts, because other load may slow the rest down."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
 
 

@@ -171,7 +171,7 @@ def _measure_skipped(
     seconds: Callable[[StepShape], float],
     before: Points,
 ) -> Points:
-    """Measure ``HostCosts.skipped`` with chunks of which one row is sampled.
+    """Measure ``HostCosts.skipped`` with prompt chunks in which one row is sampled.
 
     Args:
         numbers: indices of the measured layers, all of the kind of the model's last layer.

@@ -1,1 +1,1 @@
-"""Layers, of which the model families are built. A layer receives its communicator, functions and dtype in its constructor."""
+"""The layers that model families are built from. A layer receives its communicator, functions and dtype in its constructor."""

@@ -27,7 +27,7 @@ class RouterConfig(RoutingRule):
 
     num_experts: int
     bias_dims: int = 0
-    """Number of dimensions of the checkpoint's bias, of which the last indexes experts; 0 without a bias. The bias affects the choice only, not the
+    """Number of dimensions of the checkpoint's bias (the last one is over experts); 0 without a bias. The bias affects the choice only, not the
     weights (Wang et al. 2024, arXiv:2408.15664)."""
     expert_scale: bool = False
     """Whether each expert has a learned factor on its weights."""
