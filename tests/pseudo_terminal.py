@@ -101,7 +101,8 @@ class PseudoTerminal:
 @contextmanager
 def pseudo_terminal(command: list[str], home: Path, columns: int = COLUMNS, **env: str) -> Iterator[PseudoTerminal]:
     """A program on a terminal of its own, for a user with this home; afterwards nothing of it is left."""
-    (home / ".cache").exists() or (home / ".cache").symlink_to(Path.home() / ".cache")  # compiled functions are there
+    if not (home / ".cache").is_symlink():
+        (home / ".cache").symlink_to(Path.home() / ".cache")  # compiled functions are there
     far, near = pty.openpty()
     fcntl.ioctl(near, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
     process = subprocess.Popen(
