@@ -17,18 +17,40 @@ sys.path.insert(0, {str(ROOT)!r})
 from labinfer.base.errors import Interrupted
 from labinfer.cli.terminal.line_editor import LineEditor
 from labinfer.comm.group.signals import SignalGuard
-signals, editor = SignalGuard(), LineEditor([], can_stop=False)
+signals = SignalGuard()
+editor = LineEditor(signals, [], can_stop=False)
 signals.running, signals.interrupt_ends = True, False
 while True:
     try:
-        with signals.raising():
-            editor.read("> ")
+        editor.read("> ")
     except Interrupted as error:
         print(f"[{{error.signum}}]", flush=True)
         if error.signum != 2:
             sys.exit(9)
         signals.signum = 0
 """
+
+SIGNAL_AT_THREAD_START = f"""
+import os, signal, threading
+start = threading.Thread.start
+def interrupted_start(thread):
+    start(thread)
+    if thread.name.startswith("line editor"):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), {int(NUDGE)})
+threading.Thread.start = interrupted_start
+"""
+
+
+def test_signal_while_the_editor_starts_its_thread(tmp_path):
+    with pseudo_terminal([sys.executable, "-c", SIGNAL_AT_THREAD_START + PROMPTER], tmp_path) as terminal:
+        terminal.wait_for("[2]")
+        terminal.wait_for("> ", seconds=3)
+        terminal.type("abc\n")  # the editor goes on: this line ends, and the next prompt comes
+        terminal.wait_for("> ", seconds=3)
+        os.kill(terminal.process.pid, signal.SIGTERM)
+        assert terminal.wait(3) == 9
+        assert "Traceback" not in terminal.text
 
 
 def test_signal_just_before_the_wait_for_a_key(tmp_path):

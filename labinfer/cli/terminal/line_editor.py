@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,8 +22,16 @@ from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from labinfer.base.errors import Interrupted
+from labinfer.comm.group.signals import SignalGuard
 
 POLL_SECONDS = 0.01
+
+
+class EditorEvent(Enum):
+    """What happens while a line is edited."""
+
+    LINE_ENDED = 0
+    STOP_TYPED = 1
 
 
 class History(FileHistory):
@@ -61,11 +70,12 @@ class LineEditor:
     descriptor of ``SignalGuard``.
 
     Args:
+        signals: raises ``Interrupted`` when a signal arrives during the wait for a line, and only then.
         commands: commands for Tab completion.
         can_stop: whether Ctrl-Z suspends the program.
     """
 
-    def __init__(self, commands: Sequence[str], can_stop: bool):
+    def __init__(self, signals: SignalGuard, commands: Sequence[str], can_stop: bool):
         self.history = History.open()
         keys = KeyBindings()
         if can_stop:
@@ -77,9 +87,11 @@ class LineEditor:
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=keys,
         )
+        self._signals = signals
         self._thread = ThreadPoolExecutor(1, "line editor")
-        self._stops: SimpleQueue[threading.Event | None] = SimpleQueue()
-        """Requests to the main thread: an event to set after it has suspended the program; None at the end of the line."""
+        self._events: SimpleQueue[EditorEvent] = SimpleQueue()
+        """What the thread tells the main thread about the current line."""
+        self._is_continued = threading.Event()
 
     def read(self, prompt: str) -> str:
         """Read the next line.
@@ -88,15 +100,13 @@ class LineEditor:
             EOFError: the input has ended.
             Interrupted: Ctrl-C was typed, or a signal arrived.
         """
-        stops = self._stops = SimpleQueue()
+        events = self._events = SimpleQueue()
         line = self._thread.submit(self._session.prompt, prompt, handle_sigint=False)
-        line.add_done_callback(lambda _: stops.put(None))
+        line.add_done_callback(lambda _: events.put(EditorEvent.LINE_ENDED))
         try:
-            while (is_continued := stops.get()) is not None:
-                try:
-                    os.kill(0, signal.SIGTSTP)  # also stops the other processes of its pipeline
-                finally:
-                    is_continued.set()
+            while self._wait_for(events) is EditorEvent.STOP_TYPED:
+                os.kill(0, signal.SIGTSTP)  # also stops the other processes of its pipeline
+                self._is_continued.set()
             return line.result()
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
@@ -107,9 +117,14 @@ class LineEditor:
             if editor.loop is not None:
                 editor.loop.call_soon_threadsafe(partial(editor.exit, exception=EOFError))
             while not line.done():
-                if (is_continued := stops.get()) is not None:
-                    is_continued.set()
+                self._is_continued.set()
+                time.sleep(POLL_SECONDS)
             raise
+
+    def _wait_for(self, events: SimpleQueue[EditorEvent]) -> EditorEvent:
+        # Only here may a signal raise: raised while `submit` starts the thread, it would leave a line that nobody ends.
+        with self._signals.raising():
+            return events.get()
 
     def _stop(self) -> None:
         """Suspend the program, as Ctrl-Z does. Returns once it is continued.
@@ -117,6 +132,6 @@ class LineEditor:
         The signal is sent by the main thread, which it stops before the call returns. Another thread would continue for
         a while, change the terminal's mode again, and then lose the terminal to the shell.
         """
-        is_continued = threading.Event()
-        self._stops.put(is_continued)
-        is_continued.wait()
+        self._is_continued.clear()
+        self._events.put(EditorEvent.STOP_TYPED)
+        self._is_continued.wait()

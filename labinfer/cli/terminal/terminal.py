@@ -84,7 +84,7 @@ class Terminal:
         if is_terminal:
             from labinfer.cli.terminal.line_editor import LineEditor  # prompt_toolkit takes a while to import
 
-            self._editor = LineEditor(commands, can_stop=launchers is None)
+            self._editor = LineEditor(signals, commands, can_stop=launchers is None)
 
     def check(self) -> None:
         """Check whether the user or a signal interrupts an answer.
@@ -103,8 +103,7 @@ class Terminal:
             EOFError: the input has ended.
             Interrupted: a signal arrived.
         """
-        with self._signals.raising():
-            text = read_message(self._read_line)
+        text = read_message(self._read_line)
         if self._editor is not None and text.strip():
             self._editor.history.add(text)
         return text
@@ -140,7 +139,8 @@ class Terminal:
             line = self._editor.read(prompt)
         else:
             _write(STANDARD_OUTPUT, prompt if self.is_interactive else "")
-            line = self._lines.read()
+            with self._signals.raising():
+                line = self._lines.read()
             if self._launchers is not None and len(line.encode()) >= LONGEST_LINE:
                 self.say(
                     f"labinfer: error: a line is limited to {LONGEST_LINE - 1} bytes; end it with \\ to continue on the next"
