@@ -2,10 +2,11 @@
 
     python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
     python benchmarks/workloads.py --model DIR
+    mpirun -n 2 python benchmarks/workloads.py --model DIR --tp 2 --variants auto reproducible
 
 W1: one request, 128 tokens in, 128 out, tokens/s after the first. W2: 32 requests at once, 64 to 512 in, 32 to 128 out,
 output tokens/s. W3: one request, 2,048 in, prompt tokens/s. Rounds alternate; figures are medians, ratios are taken within
-a round. A line below says how much of the memory's rate W1 takes: a token needs all weights once, of a mixture's experts those
+a round, each to the first variant. A line below says how much of the memory's rate W1 takes: a token needs all weights once, of a mixture's experts those
 that it is sent to. ``compare.py`` runs the same workloads on other engines.
 """
 
@@ -26,7 +27,14 @@ from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table
 
-VARIANTS = ("reference", "auto")
+VARIANTS = {
+    "reference": {"functions": "reference"},
+    "auto": {},
+    "reproducible": {"reproducible": True},
+    "any-cpu": {"reproducible": "any-cpu"},
+}
+"""Options of each variant."""
+TITLES = {"reference": "torch's functions", "auto": "compiled functions"}
 CONTEXT, BATCH_TOKENS, BLOCKS = 4096, 2048, 1600
 
 
@@ -69,7 +77,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="auto")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="which functions")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["reference", "auto"])
+    parser.add_argument("--workloads", nargs="+", choices=("W1", "W2", "W3"), default=["W1", "W2", "W3"])
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks in a stage")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
 
@@ -77,14 +87,15 @@ def main() -> None:
         "model": args.model,
         "dtype": args.dtype,
         "quantization": args.quantization,
+        "tensor_parallel_size": args.tp,
         "max_model_len": CONTEXT,
         "num_kv_blocks": BLOCKS,
         "max_num_batched_tokens": BATCH_TOKENS,
         "chunked_prefill_size": BATCH_TOKENS,
         "enable_prefix_caching": False,  # rounds repeat their prompts
     }
-    workloads = {name: work for name, work in draw_workloads().items() if work.length <= CONTEXT}
-    with launched({name: base | {"functions": name} for name in args.variants}) as llms:
+    workloads = {name: work for name, work in draw_workloads().items() if name in args.workloads}
+    with launched({name: base | VARIANTS[name] for name in args.variants}) as llms:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.variants}
         for number in range(args.rounds + 1):
             for name, llm in llms.items():
@@ -93,7 +104,7 @@ def main() -> None:
                     rounds[name].append(figures)
         if next(iter(llms.values())).is_rank0:
             print_table(rounds)
-            if "auto" in rounds:
+            if "auto" in rounds and "W1" in workloads:
                 print_bound(llms["auto"], medians(rounds["auto"])["W1 decode"])
 
 
@@ -118,16 +129,20 @@ def speed(report: RunReport, figure: str) -> float:
 
 def print_table(rounds: dict[str, list[dict[str, float]]]) -> None:
     middle = {name: medians(taken) for name, taken in rounds.items()}
+    first, *others = rounds
     rows = []
-    for workload in next(iter(middle.values())):
-        row = [workload, *(f"{figures[workload]:.1f}" for figures in middle.values())]
-        if len(rounds) == len(VARIANTS):
-            pairs = zip(rounds["auto"], rounds["reference"], strict=True)
-            row.append(f"{statistics.median(fast[workload] / plain[workload] for fast, plain in pairs):.2f}")
-        rows.append(tuple(row))
-    names = {"reference": "torch's functions", "auto": "compiled functions"}
-    header = ("workload, tokens/s", *(names[name] for name in rounds), "ratio")
-    print(format_table(header[: len(rows[0])], rows))
+    for workload in middle[first]:
+        speeds = [f"{figures[workload]:.1f}" for figures in middle.values()]
+        ratios = [
+            statistics.median(
+                one[workload] / base[workload] for one, base in zip(rounds[other], rounds[first], strict=True)
+            )
+            for other in others
+        ]
+        rows.append((workload, *speeds, *(f"{ratio:.3f}" for ratio in ratios)))
+    titles = [TITLES.get(name, name) for name in rounds]
+    ratio_titles = [f"{name} / {first}" for name in others]
+    print(format_table(("workload, tokens/s", *titles, *ratio_titles), rows))
 
 
 def print_bound(llm: LLM, tokens_per_second: float) -> None:
