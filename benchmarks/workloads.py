@@ -132,14 +132,14 @@ def print_table(rounds: dict[str, list[dict[str, float]]]) -> None:
     first, *others = rounds
     rows = []
     for workload in middle[first]:
-        speeds = [f"{figures[workload]:.1f}" for figures in middle.values()]
+        cells = [f"{figures[workload]:.1f}" for figures in middle.values()]
         ratios = [
             statistics.median(
-                one[workload] / base[workload] for one, base in zip(rounds[other], rounds[first], strict=True)
+                speeds[workload] / base[workload] for speeds, base in zip(rounds[other], rounds[first], strict=True)
             )
             for other in others
         ]
-        rows.append((workload, *speeds, *(f"{ratio:.3f}" for ratio in ratios)))
+        rows.append((workload, *cells, *(f"{ratio:.3f}" for ratio in ratios)))
     titles = [TITLES.get(name, name) for name in rounds]
     ratio_titles = [f"{name} / {first}" for name in others]
     print(format_table(("workload, tokens/s", *titles, *ratio_titles), rows))
