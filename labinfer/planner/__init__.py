@@ -1,1 +1,1 @@
-"""Planner: layouts of a model over unequal machines, from measured costs by an exact search; no torch."""
+"""Planner: exact search for the best layout of a model over unequal machines, from measured costs. It does not import torch."""

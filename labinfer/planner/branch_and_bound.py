@@ -1,10 +1,11 @@
-"""BranchAndBound: exact search for the layout with the least value of a criterion, over sets of units (``tp_size``
-ranks that can run one stage), equal units in one class.
+"""BranchAndBound: exact search for the layout with the least value of a ``Criterion``, over sets of units. A unit is ``tp_size``
+ranks that can run one stage; equal units form a class.
 
-Layers of one kind cost the same. Given a set of units, its first and last stage, and an upper bound on the stage time, the sum of
-stage times is least if each unit has one layer and the cheapest units have all others, up to the bound and their memory. Hops do
-not depend on the layers: the cheapest order of a set is its shortest path (Held and Karp, 1962; ``routes.py``). Each solution
-lowers the bound, until the sum alone exceeds the best value. Sets that cannot beat the best layout so far are skipped.
+The search assumes that all layers have equal costs. Given a set of units, its first and last stage, and an upper bound on the stage
+time, the sum of stage times is least if each unit has one layer and the cheapest units have all others, up to the bound and their
+memory. The times of hops (sends between stages) do not depend on the layers: the cheapest order of a set is the shortest path
+through it (Held and Karp, 1962; ``routes.py``). Each layout found lowers the bound on the stage time, until the sum of stage times
+alone exceeds the best value. Sets of units that cannot beat the best layout so far are skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from labinfer.planner.segments import cut_layers
 from labinfer.planner.units import UnitClass
 
 NEAR = 1.1
-"""For models with several kinds of layers: an order of units is evaluated with its real layers if its value, estimated with layers of
-mean cost, is within this factor of the best."""
+"""For models with several kinds of layers: the search first values each order of units as if all layers had their mean cost. Orders
+within this factor of the best value are valued again with the real costs of their layers."""
 MAX_ORDERS = 24
 """Maximum number of stage orders over which the layers are split by their real costs."""
 
@@ -54,7 +55,7 @@ class _Line:
 
     @property
     def least_fixed(self) -> float:
-        """Seconds of a stage without layers, minimum over the positions in the pipeline."""
+        """Seconds of a stage without layers, at the position in the pipeline (first, inner or last) where it is fastest."""
         return self.fixed + min(0.0, self.last)
 
     def layers_below(self, bound: float, cap: int) -> int:
@@ -76,22 +77,22 @@ def _layers_below(bound: float, fixed: float, per_layer: float, cap: int) -> int
 
 @dataclass(frozen=True, kw_only=True)
 class _UnitGroup:
-    """Units of a class with the same role in a layout: first, inner or last stage."""
+    """Units of one class that have one role in a layout: first, inner or last stage."""
 
     role: tuple[int, bool, bool]
-    """Index of the class, whether it is the first stage, and whether it is the last."""
+    """Index of the units' class, whether they are the first stage, and whether they are the last stage."""
     count: int
     path_fixed: float
     path_layer: float
-    """Seconds of a stage without layers, and of each layer, in the steps of ``Criterion.path``."""
+    """Seconds of a unit's stage without layers, and seconds per layer, in the steps of ``Criterion.path``."""
     most_fixed: float
     most_layer: float
-    """Seconds of a stage without layers, and of each layer, in the steps of ``Criterion.bottleneck``."""
+    """Seconds of a unit's stage without layers, and seconds per layer, in the steps of ``Criterion.bottleneck``."""
     cap: int
     """Layers that fit in the memory of each unit."""
 
     def layers_below(self, bound: float) -> int:
-        """Largest number of layers per unit with which its stage takes less than ``bound`` seconds."""
+        """Largest number of layers per unit with which the unit's stage takes less than ``bound`` seconds."""
         return _layers_below(bound, self.most_fixed, self.most_layer, self.cap)
 
 
@@ -107,7 +108,7 @@ class _CriterionLines:
     caps: dict[tuple[int, bool, bool], int]
     routes: Routes
     least_value: float
-    """Lower bound on the value of any layout."""
+    """Lower bound on the value of every layout under the criterion."""
 
 
 @dataclass(kw_only=True)
@@ -181,7 +182,7 @@ class BranchAndBound:
         )
 
     def _least_most(self, most: list[_Line], caps: list[int]) -> float:
-        """Lower bound on the time of the slowest stage in any layout, by bisection."""
+        """Lower bound, by bisection, on the seconds of the slowest stage of any layout."""
         low, high = 0.0, max(line.fixed + self.num_layers * line.per_layer for line in most)
         for _ in range(30):
             middle = (low + high) / 2
@@ -225,8 +226,8 @@ class BranchAndBound:
                 self._improve(lines, state, first, last)
 
     def _ends(self, state: State, used: list[int]) -> Iterator[tuple[int, int]]:
-        """Yield possible classes of the first and last stage, given the set of units ``state`` and the classes ``used`` of
-        these units."""
+        """Yield possible classes of the first and the last stage of a layout of the units ``state``. ``used`` lists the classes
+        that ``state`` has units of."""
         for first in used:
             if self.problem.first and self.problem.first not in self.classes[first].machines:
                 continue
@@ -259,7 +260,7 @@ class BranchAndBound:
         return sorted(groups, key=lambda group: group.path_layer)
 
     def _improve(self, lines: _CriterionLines, state: State, first: int, last: int) -> None:
-        """Find the best layout of the units of ``state`` with classes ``first`` and ``last`` at its ends, and record it
+        """Find the best layout of the units ``state`` whose first and last stage have the classes ``first`` and ``last``. Record it
         if its value is below ``self.target``."""
         criterion = lines.criterion
         groups = self._groups(lines, state, first, last)
@@ -297,7 +298,7 @@ class BranchAndBound:
     def _keep(
         self, value: float, criterion: Criterion, order: tuple[int, ...], groups: list[_UnitGroup], layers: list[int]
     ) -> None:
-        """Record a layout: in ``near``, and as the best one if ``value`` is below ``self.target``."""
+        """Record a layout in ``near``; if ``value`` is below ``self.target``, also record it as the best one."""
         stages = self._make_stages(order, groups, layers)
         solution = Solution(value, criterion, stages)
         if not self.is_alike:
@@ -321,8 +322,8 @@ class BranchAndBound:
         return tuple(stages)
 
     def _names(self, order: Sequence[int]) -> list[str]:
-        """Machine of each stage, given the stages' classes in ``order``: rank 0's machine is used before required
-        machines, and required machines before others."""
+        """Name of the machine that runs each stage. ``order`` has the class of each stage; of its machines, that of rank 0 is used
+        first, then required machines, then others."""
         problem = self.problem
         left = [
             sorted(each.machines, key=lambda name: (name != problem.first, name not in problem.required))

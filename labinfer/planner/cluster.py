@@ -53,7 +53,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     costs: list[HostCosts]
     """One measurement for each tp_size, dtype and quantization."""
     num_ranks: int = 0
-    """Ranks on the machine; 0 for its largest tp_size."""
+    """Ranks on the machine; 0 for the largest tp_size in ``costs``."""
     count: int = 1
     """Number of equal machines; above 1 their names are ``name-0``, ``name-1``, …"""
     block_size: int = 0
@@ -69,7 +69,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: list[Machine]
     links: list[MachinePairLink] = []
-    """Links of pairs; a later link of a pair overrides an earlier one."""
+    """Links of pairs of machines; of two links of one pair the later one counts."""
     default_link: NetworkLink | None = None
     """Link of all pairs that are not in ``links``."""
 
@@ -96,7 +96,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return cluster
 
     def expand(self) -> Cluster:
-        """This cluster with one entry for each machine.
+        """Copy of this cluster in which ``count`` equal machines are ``count`` entries.
 
         Raises:
             UserError: a ``count`` is below 1.
@@ -115,7 +115,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, machines=machines)
 
     def with_block_size(self, options: EngineOptions) -> EngineOptions:
-        """``options`` with the block size of a launch on all machines: the largest that a machine prefers, unless ``--block-size`` is given."""
+        """Copy of ``options`` with the block size that a launch on all machines would take: ``--block-size`` if given, else the
+        largest that a machine prefers."""
         if options.cache.block_size:
             return options
         size = max((machine.block_size for machine in self.machines), default=0)
@@ -232,7 +233,7 @@ def check_link(link: NetworkLink, name: str) -> None:
 
 
 def _merge(machines: Sequence[Machine]) -> list[Machine]:
-    """Merge the entries of each machine into one, with the costs of all its probes (dtypes, quantizations, tensor-parallel degrees).
+    """Merge several entries for one machine into one entry with all their costs (dtypes, quantizations, tensor-parallel degrees).
 
     Raises:
         UserError: two probes have equal dtype, quantization and degree, or different numbers of ranks.

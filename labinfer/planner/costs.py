@@ -13,18 +13,17 @@ from labinfer.planner.overheads import Overheads
 from labinfer.planner.step_shape import StepShape, tokens_seen
 
 LEAST_FRACTION = 0.01
-"""Smallest plausible time, as a fraction of the longest time at a smaller size. It is this low because measurements on
-heavily oversubscribed CPUs are noisy: there, steps measured up to 50 times faster than smaller steps."""
+"""Smallest plausible time, as a fraction of the longest time at a smaller size. It is low because times measured on heavily
+oversubscribed CPUs are noisy: a step may measure up to 50 times faster than a smaller step."""
 MIXER_SUMS = 1
-"""All-reduces over the tensor-parallel ranks in the attention (or recurrent) part of a layer; the number in the MLP
+"""Number of all-reduces over the tensor-parallel ranks in the mixer of a layer (attention or recurrent). The number in the MLP
 varies."""
 
 
 class Points(msgspec.Struct, frozen=True):
     """Measured seconds by size, with linear interpolation.
 
-    Where the implementation of a function changes, two neighboring points mark the jump: one before it and one after
-    it.
+    If the implementation of a function changes at a size, two neighboring points mark the jump in time.
     """
 
     sizes: list[float]
@@ -42,7 +41,7 @@ class Points(msgspec.Struct, frozen=True):
         if right == 0:
             return seconds[0]
         slope = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
-        if size > sizes[right]:  # noise must not make more work take less
+        if size > sizes[right]:  # measurement noise must not make a larger size faster
             return seconds[right] + max(0.0, slope) * (size - sizes[right])
         return seconds[right - 1] + slope * (size - sizes[right - 1])
 
@@ -78,16 +77,16 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one layer of a kind, a key of ``HostCosts.layer_kinds``."""
 
     linear: Points
-    """Seconds of the matrix products, experts included, by rows (tokens)."""
+    """Seconds of the matrix products, those of experts included, by number of rows (tokens)."""
     small: Points
     """Seconds of everything else that depends only on the number of rows: norms, activation, rope."""
     decode: tuple[float, float, float]
-    """Seconds of decode attention: a0 + a1 * sequences + a2 * context tokens of all sequences."""
+    """Coefficients a0, a1, a2 of the seconds of decode attention: a0 + a1 * sequences + a2 * context tokens of all sequences."""
     chunk: tuple[float, float, float]
-    """Seconds of a prefill chunk's attention, of q tokens after ``before`` others: b0 + b1 * q + b2 * q * (before + q /
-    2)."""
+    """Coefficients b0, b1, b2 of the seconds in which a prefill chunk of q tokens attends to itself and to ``before`` earlier
+    tokens: b0 + b1 * q + b2 * q * (before + q / 2)."""
     window: int = 0
-    """Sliding window in tokens, the token itself included; 0 for full attention."""
+    """Sliding window in tokens, the attending token included; 0 for full attention."""
     num_sums: int = MIXER_SUMS + 1
     """Number of all-reduces over the tensor-parallel ranks in a layer."""
 
@@ -104,7 +103,7 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
         return total
 
     def context_seconds(self, shape: StepShape) -> float:
-        """Part of ``seconds`` in which prefill chunks attend to the tokens before the chunk."""
+        """Part of ``seconds(shape)`` in which prefill chunks attend to earlier tokens, which are not in the chunk."""
         window = self.window
         pairs = [
             tokens_seen(tokens, before, window) - tokens_seen(tokens, 0, window) for tokens, before in shape.chunks
@@ -130,16 +129,16 @@ class LayerCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per rank that drafters with weights take in addition to the target model; 0 for drafters not in use."""
+    """Bytes per rank of a draft model and of an MTP layer, in addition to the target model; 0 for the one that is not in use."""
 
     first: int = 0
-    """Bytes of the draft model's weights and captured steps, on rank 0 (in the first stage)."""
+    """Bytes of the weights and captured steps of the draft model, which is on rank 0 (in the first stage)."""
     first_kv: int = 0
     """Bytes of the draft model's KV cache per token."""
     first_state: int = 0
     """Bytes of the draft model's recurrent state per sequence."""
     last: int = 0
-    """Bytes of the MTP layer's weights, on the last stage, without the embedding."""
+    """Bytes of the MTP layer's weights without its embedding. The MTP layer is on the last stage."""
     last_kv: int = 0
     """Bytes of the MTP layer's KV cache per token."""
 
@@ -158,7 +157,7 @@ class MeanBytes(msgspec.Struct, frozen=True, kw_only=True):
 class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Costs of one stage of a model on one kind of host: ``tp_size`` ranks, in one dtype and quantization.
 
-    Seconds are those of the slowest rank, with all ranks of the machine busy. Bytes are those of the rank with the most.
+    Seconds were measured on the slowest rank while all ranks of the machine were busy. Bytes are the maximum over the ranks.
     """
 
     name: str
@@ -171,12 +170,13 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     tp_size: int = 1
     memory: int
-    """Free bytes per rank before loading, less what the rank needs in addition to weights and cache: captured steps, swap
-    space, and memory used at startup."""
+    """Free bytes per rank before loading, less bytes for captured steps, swap space and memory used at startup. What remains is for
+    weights and KV cache."""
     sharing: int = 1
-    """Ranks of the machine that divide one memory, ``memory`` bytes each; 1 if each rank has its own."""
+    """Number of the machine's ranks that divide one memory, with ``memory`` bytes for each of them; 1 if each rank has a memory of
+    its own."""
     layers: list[str]
-    """Kind of each layer of the whole model, in order."""
+    """Kind of each layer of the model, in order."""
     last_cut: int | None = None
     """Last layer at which a stage may begin; None for no limit."""
     layer_kinds: dict[str, LayerCosts]
@@ -185,16 +185,17 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: dict[str, int]
     """Bytes of a layer's KV cache per token, by kind of layer."""
     state_bytes: dict[str, int] = {}
-    """Bytes of a layer's recurrent state per sequence, by kind of layer; 0 for missing kinds."""
+    """Bytes of a layer's recurrent state per sequence, by kind of layer; 0 for a kind that is missing."""
     hidden_bytes: int
-    """Bytes of a token's hidden state, as sent between stages and all-reduced over tensor-parallel ranks."""
+    """Bytes of a token's hidden state, as sent between stages and as summed by an all-reduce over tensor-parallel ranks."""
     embedded_bytes: int = 0
     """Bytes per token sent between stages in addition to ``hidden_bytes``: Gemma's per-layer embeddings."""
     embedding_bytes: int
     head_bytes: int
     """Bytes of the LM head's weights, on the last stage."""
     shared_bytes: int = 0
-    """Part of ``head_bytes`` tied to the embedding: stored once on a rank with both ends of the model."""
+    """Bytes of the LM head that are also the embedding (tied weights), a part of ``head_bytes``. A rank with the first and the last
+    stage stores them once."""
     head: Points
     """Seconds of logits and sampling, by number of sampled rows."""
     embed: Points
@@ -202,12 +203,13 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
     fixed: float
     """Constant seconds of every step on any stage."""
     all_reduce: Points = Points([], [])
-    """Seconds of an all-reduce over the tensor-parallel ranks, by bytes; no points if ``linear`` includes it."""
+    """Seconds of an all-reduce over the tensor-parallel ranks, by bytes of the tensor; no points if ``linear`` includes the
+    all-reduce."""
     skipped: Points = Points([], [])
-    """Seconds that the model's last layer saves in a step with prefill chunks, by rows that are not sampled: for these it computes only
-    keys and values."""
+    """Seconds that the model's last layer saves in a step with prefill chunks, by number of rows that are not sampled. For such
+    rows it computes only keys and values."""
     mean: MeanBytes | None = None
-    """Mean bytes over the ranks; None if all have equal shards or their bytes are unknown."""
+    """Mean bytes over the ranks; None if all have equal shards or the mean is unknown."""
     overheads: Overheads = Overheads()
     drafting: DraftBytes = DraftBytes()
     measured: bool = True
@@ -215,7 +217,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_average(self) -> HostCosts:
-        """The costs with mean bytes per rank in place of the maximum."""
+        """Copy of the costs with mean bytes per rank in place of maximum bytes."""
         return (
             self if self.mean is None else msgspec.structs.replace(self, mean=None, **msgspec.structs.asdict(self.mean))
         )
@@ -238,7 +240,7 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return total + self.overheads.plan_seconds(shape.num_sequences) if is_first else total
 
     def between_seconds(self, shape: StepShape) -> float:
-        """Seconds from one step to the next, plus preparing inputs of all sequences but the first."""
+        """Seconds between two steps of a stage, plus the seconds to prepare the inputs of the second and further sequences."""
         return self.overheads.lead + self.overheads.prepare_seconds(shape.num_sequences)
 
     def head_seconds(self, shape: StepShape) -> float:
@@ -246,7 +248,8 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.head.at(shape.num_samples) if shape.num_samples else 0.0
 
     def last_seconds(self, shape: StepShape) -> float:
-        """Extra seconds of a step on the last stage: the LM head, less the work that the last layer skips (see ``skipped``)."""
+        """Seconds of a step that only the last stage has: the LM head, less the work that the last layer skips (see
+        ``skipped``)."""
         rows = shape.rows - shape.num_samples
         if not (self.skipped.sizes and shape.chunks and rows > 0):
             return self.head_seconds(shape)
@@ -260,30 +263,28 @@ class HostCosts(msgspec.Struct, frozen=True, kw_only=True):
         return costs.seconds(shape) + sums
 
     def count_layers(self, begin: int, end: int) -> dict[str, int]:
-        """Number of layers by kind, from ``begin`` to ``end`` (exclusive)."""
+        """Number of layers of each kind among layers ``begin`` to ``end`` (exclusive)."""
         counts: dict[str, int] = {}
         for kind in self.layers[begin:end]:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
 
     def sent_bytes(self, rows: float, receiver: HostCosts) -> float:
-        """Bytes of activations that a stage sends for ``rows`` tokens: one copy for each tensor-parallel rank of the
+        """Bytes of activations that a stage sends to the next for ``rows`` tokens: one copy for each tensor-parallel rank of the
         ``receiver`` stage."""
         return rows * (self.hidden_bytes + self.embedded_bytes) * receiver.tp_size
 
     def weight_bytes(self, layers: Mapping[str, float], *, is_first: bool, is_last: bool) -> float:
-        """Weight bytes of a stage per rank; for ``layers`` see ``step_seconds``."""
+        """Bytes of weights on each rank of a stage; for ``layers`` see ``step_seconds``."""
         total = sum(count * self.layer_bytes[kind] for kind, count in layers.items())
         total += (self.embedding_bytes + self.drafting.first) * is_first
         total += (self.head_bytes + self.drafting.last) * is_last
         if self.drafting.last and is_last and not (is_first or self.shared_bytes):
-            total += (
-                self.embedding_bytes
-            )  # the MTP layer embeds tokens; neither the first stage nor a tied head provides the table
+            total += self.embedding_bytes  # the MTP layer embeds tokens, and the rank has no table yet
         return total - self.shared_bytes * (is_first and is_last)
 
     def check_measured(self) -> None:
-        """Check measured costs, also those from the file of an earlier measurement.
+        """Check costs that were measured, now or earlier (read from a file).
 
         Raises:
             UserError: a cost is missing or implausible.

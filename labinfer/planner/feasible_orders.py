@@ -1,4 +1,4 @@
-"""FeasibleOrders: stage orders of units in which a model fits in memory, also with several kinds of layers."""
+"""FeasibleOrders: orders of units in a pipeline in which a model fits in memory, also if it has several kinds of layers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class FeasibleOrders:
         stage."""
 
     def orders(self, states: Collection[State]) -> Iterator[tuple[int, ...]]:
-        """Yield stage orders (class indices) in which the model fits: one for each set of units and each class of its
-        last stage.
+        """Yield stage orders (class indices) in which the model fits: one for each set of units and each class that can be the last
+        stage.
 
         Args:
             states: sets of units of which a layout may be made.
@@ -63,8 +63,8 @@ class FeasibleOrders:
                     yield (*self._trace(_without(state, number), begin), number)
 
     def _last_steps(self, state: State) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield (class, first layer, ends) of each unit that may be the latest stage in ``state``. For each first
-        layer, ``ends`` has the exclusive end of the largest stage that fits on the unit."""
+        """Yield (class, first layer, ends) for each unit of ``state`` that may be the last of its stages. For each first layer,
+        ``ends`` has the exclusive end of the largest stage that fits on the unit."""
         is_first = sum(state) == 1
         for number, count in enumerate(state):
             if count and (not is_first or number in self._firsts):
@@ -81,5 +81,5 @@ class FeasibleOrders:
 
 
 def _without(state: State, number: int) -> State:
-    """``state`` without one of its units of class ``number``."""
+    """``state`` without one of the units of class ``number``."""
     return (*state[:number], state[number] - 1, *state[number + 1 :])

@@ -92,7 +92,7 @@ def refuse_drafters(options: EngineOptions) -> None:
 
 
 def refuse_draft_rank(options: EngineOptions, flag: str) -> None:
-    """Refuse a ``draft_rank``: only an explicit layout (--ranks) says which ranks are spare.
+    """Refuse a ``draft_rank``: only an explicit layout (--ranks) names spare ranks.
 
     Raises:
         UserError: ``options`` have a ``draft_rank``; the message names ``flag``.
@@ -115,11 +115,12 @@ def no_room(problem: Problem) -> UserError:
 
 
 def allowed_dtypes(cluster: Cluster, model: ModelOptions) -> tuple[tuple[str, str], ...]:
-    """Pairs of dtype and quantization that --dtype and --quantization allow, in order of preference; empty for any. The order of
-    --quantization takes precedence over that of --dtype.
+    """Pairs of dtype and quantization that costs may have under --dtype and --quantization, in order of preference; empty for any.
+    The order of --quantization takes precedence over that of --dtype.
 
     Raises:
-        UserError: no machine was probed with an allowed pair, or machines were probed in several quantizations and -q is not given.
+        UserError: no machine was probed with an allowed pair, or the machines were probed in several quantizations and -q is not
+            given.
     """
     probed = dict.fromkeys((costs.dtype, costs.quantization) for machine in cluster.machines for costs in machine.costs)
     if model.quantization == ModelOptions.quantization:

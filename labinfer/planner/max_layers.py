@@ -12,7 +12,8 @@ class MaxLayers:
     """Cached maximum numbers of layers that fit in the memory of a unit (the ranks of one stage).
 
     Args:
-        limits: engine limits of the problem. The costs passed to ``count`` must outlive this object: they are cached by ``id``.
+        limits: engine limits of the problem. Results are cached by the ``id`` of the costs: the costs passed to ``count`` must
+            therefore outlive this object.
     """
 
     def __init__(self, limits: EngineLimits):
@@ -20,8 +21,8 @@ class MaxLayers:
         self._counts: dict[tuple[int, CacheDemand, bool, bool], int] = {}
 
     def count(self, costs: HostCosts, demand: CacheDemand, *, is_first: bool = False, is_last: bool = False) -> int:
-        """Maximum number of layers that fit in a unit's memory. With several kinds of layers it depends on the unit's
-        position in the pipeline; the best position counts.
+        """Maximum number of layers that fit in a unit's memory. If layers differ, the number depends on the unit's position in the
+        pipeline; the best position counts.
 
         Args:
             demand: KV tokens and sequences that must fit in addition to the layers.

@@ -15,7 +15,8 @@ BYTES_BY_KIND = ("layer_bytes", "kv_bytes", "state_bytes")
 
 
 def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
-    """Costs of a machine: maximum seconds and bytes of its ranks, mean bytes, minimum memory and savings; other fields of ``ranks[0]``.
+    """Costs of a machine: maximum seconds, maximum and mean bytes, minimum memory and minimum savings over its ranks. Other fields
+    are those of ``ranks[0]``.
 
     Args:
         ranks: costs of the ranks of one machine, all with equal layers.
@@ -54,7 +55,8 @@ def merge_ranks(ranks: Sequence[HostCosts]) -> HostCosts:
 
 
 def merge_points(points: Sequence[Points], choose: Callable[..., float] = max) -> Points:
-    """Points at every size of any of ``points``, with their seconds combined by ``choose``."""
+    """Merge time curves: points at every size that any of ``points`` has, with the seconds of all curves there combined by
+    ``choose``."""
     sizes = sorted({size for each in points for size in each.sizes})
     return Points(sizes, [choose([each.at(size) for each in points]) for size in sizes])
 

@@ -30,8 +30,8 @@ SEQUENCE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 
 """Numbers of concurrent sequences to try, in addition to ``max_num_seqs`` itself."""
 
 RESERVE = 0.015
-"""Fraction of the cache memory that a plan leaves unused, so that a launch has at least the planned KV tokens: other
-programs may take memory meanwhile, and newly chosen implementations may pack weights larger."""
+"""Fraction of the cache memory that a plan leaves unused, so that a launch has at least the planned KV tokens. Before the launch,
+other programs may take memory, and autotuning may choose implementations that pack weights larger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +46,16 @@ class EngineLimits:
     memory_utilization: float = 1.0
     """Fraction of the memory left by the weights that the KV cache and recurrent states may take."""
     kept: int | None = None
-    """Leading tokens that a context shift keeps; None without context shift."""
+    """Number of tokens at the start of a sequence that a context shift keeps; None without context shift."""
     max_context: int = 0
-    """Longest context that a launch allows, if longer than ``max_model_len``; the cache must have room for it."""
+    """Maximum context length of the model, to which a launch without ``--max-model-len`` goes; 0 with that option. The workload may
+    need less (``max_model_len``), but the KV cache must have room for one sequence of this length."""
     num_kv_blocks: int = 0
     """KV blocks that the user asks for; 0 for as many as fit."""
 
     @property
     def context(self) -> int:
-        """Maximum tokens of one sequence in the cache."""
+        """Maximum number of tokens of one sequence in the KV cache."""
         return max(self.max_context, self.max_model_len)
 
     @property
@@ -94,7 +95,7 @@ class Stage:
 def cache_room(
     costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> CacheRoom:
-    """Cache memory of each rank of a stage."""
+    """Memory for KV cache and recurrent states on each rank of a stage."""
     free = costs.memory - costs.weight_bytes(layers, is_first=is_first, is_last=is_last)
     if is_first and (draft_state := costs.drafting.first_state):
         free -= draft_state * draft_states_that_fit(
@@ -117,8 +118,8 @@ def cache_room(
 
 
 def stage_rooms(stages: Sequence[Stage], limits: EngineLimits) -> list[CacheRoom]:
-    """Cache memory of each stage of a layout, computed as at the start of a launch. Stages that share a memory pool their
-    cache memory; ranks without a stage take none."""
+    """Memory for KV cache and recurrent states of each stage of a layout, computed as at the start of a launch. Stages whose ranks
+    share the memory of a machine also share these bytes; ranks without a stage take none."""
     used, last = Counter[str](), len(stages) - 1
     for stage in stages:
         used[stage.machine] += stage.costs.tp_size
@@ -150,7 +151,7 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
     if limits.num_kv_blocks:
         in_all_memory = stage_rooms(
             stages, replace(limits, memory_utilization=1.0)
-        )  # requested blocks may take all memory at startup
+        )  # memory_utilization does not limit num_kv_blocks
         for stage, room, most in zip(stages, rooms, in_all_memory, strict=True):
             needed = room.used_bytes(blocks)
             left = most.num_bytes - room.num_states(limits.max_num_seqs) * room.state_bytes
@@ -163,7 +164,7 @@ def kv_blocks(stages: Sequence[Stage], limits: EngineLimits) -> BlockCounts:
 
 
 def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
-    """Window blocks that sliding-window layers need; None if separate window blocks save no memory."""
+    """Number of window blocks that sliding-window layers need; None if window blocks of their own save no memory."""
     window = SlidingWindow(max(kind.window for kind in costs.layer_kinds.values()), limits.block_size)
     return window.needs(
         max_num_seqs=limits.max_num_seqs,
@@ -177,8 +178,8 @@ def window_needs(costs: HostCosts, limits: EngineLimits) -> WindowNeeds | None:
 def kv_room(
     costs: HostCosts, layers: Mapping[str, float], limits: EngineLimits, *, is_first: bool, is_last: bool
 ) -> tuple[int, int]:
-    """KV blocks and sequence states that fit on a stage in its share of the machine's memory, each limited to the
-    number that can ever be used."""
+    """KV blocks and sequence states that fit on a stage in its share of the machine's memory. Both numbers are limited to what
+    ``max_num_seqs`` sequences can use."""
     room = cache_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     if room.num_bytes < 0:
         return 0, 0
@@ -197,13 +198,13 @@ def has_room(
     is_first: bool,
     is_last: bool,
 ) -> bool:
-    """Whether a stage has cache memory for ``demand``."""
+    """Whether the KV cache and recurrent states of ``demand`` fit on a stage."""
     blocks, states = kv_room(costs, layers, limits, is_first=is_first, is_last=is_last)
     return blocks * limits.block_size >= demand.kv_tokens and states >= demand.num_seqs
 
 
 def fits(stages: Sequence[Stage], limits: EngineLimits, demand: CacheDemand) -> bool:
-    """Whether every stage of a layout has cache memory for ``demand``."""
+    """Whether the KV cache and recurrent states of ``demand`` fit on every stage of a layout."""
     last = len(stages) - 1
     return all(
         has_room(stage.costs, stage.layers, limits, demand, is_first=number == 0, is_last=number == last)
@@ -212,7 +213,7 @@ def fits(stages: Sequence[Stage], limits: EngineLimits, demand: CacheDemand) -> 
 
 
 def kv_tokens(stages: Sequence[Stage], limits: EngineLimits) -> int:
-    """KV tokens that fit on every stage of a layout in its share of the machine's memory, as the search counts them."""
+    """KV tokens that fit on every stage of a layout in the stage's share of the machine's memory, counted as by the search."""
     last = len(stages) - 1
     return limits.block_size * min(
         kv_room(stage.costs, stage.layers, limits, is_first=number == 0, is_last=number == last)[0]
@@ -221,14 +222,15 @@ def kv_tokens(stages: Sequence[Stage], limits: EngineLimits) -> int:
 
 
 Parts = tuple[tuple[float, StepShape], ...]
-"""Steps, each with a weight: how often it runs."""
+"""Steps of a workload, each with a weight (how often it runs)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
     """Cost of a layout, in seconds per request; lower is better.
 
-    The value combines a sum over all stages and hops with the maximum over stages and links: the larger of the two, or their sum.
+    Seconds are summed over all stages and hops, and the slowest stage or link is found. The value is the larger of these two times,
+    or their sum (``adds``).
     """
 
     path: Parts
@@ -236,7 +238,7 @@ class Criterion:
     bottleneck: Parts
     """Steps for which the slowest stage or link counts."""
     adds: bool
-    """Whether the sum over stages and the slowest stage are added; otherwise the larger of the two counts."""
+    """Whether the seconds of all stages and the seconds of the slowest stage are added; if not, the larger of the two counts."""
     scale: float = 1.0
     """Factor from the combined time to seconds per request."""
     num_seqs: int = 1
@@ -244,15 +246,15 @@ class Criterion:
     num_batches: int = 1
     """Number of micro-batches in flight."""
     num_stages: tuple[int, int] = (1, 1 << 30)
-    """Minimum and maximum number of stages of the layouts to which the criterion applies."""
+    """Minimum and maximum number of stages of the layouts that the criterion is for."""
     tokens_per_round: float = 0.0
-    """Tokens generated in a round of all micro-batches, for throughput."""
+    """Tokens generated in one round (a step of every micro-batch in flight); 0 for latency."""
 
     def value(self, total: float, most: float) -> float:
         return self.scale * (total + most if self.adds else max(total, most))
 
     def largest_bound(self, target: float, least_total: float) -> float:
-        """Upper bound on the seconds of every stage and link, in a layout of a value below ``target`` whose stages
+        """Upper bound on the seconds that any stage or link may take in a layout whose value is below ``target`` and whose stages
         together take at least ``least_total`` seconds."""
         return target / self.scale - (least_total if self.adds else 0.0)
 
@@ -283,7 +285,8 @@ class Criterion:
         return self.value(sum(paths) + hops, max(most, transfer))
 
     def route_seconds(self, stages: Sequence[Stage], cluster: Cluster) -> tuple[float, float]:
-        """Seconds of all hops, including the return of tokens to the first stage, and the longest time for which a link is busy."""
+        """Seconds of all hops of a layout, including the return of tokens to the first stage, and the largest number of seconds for
+        which one link is busy."""
         hops = transfer = 0.0
         for sender, receiver in itertools.pairwise(stages):
             link = cluster.link(sender.machine, receiver.machine)
@@ -303,7 +306,7 @@ def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
 
 def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, num_stages: int) -> Iterator[Criterion]:
     """Criteria for layouts of at most ``num_stages`` stages. The value of a layout is the least over the criteria that apply to its
-    number of stages and whose ``num_seqs`` it has room for.
+    number of stages , if the layout's KV cache has room for their ``num_seqs``.
 
     Args:
         objective: ``throughput`` or ``latency``.
@@ -323,7 +326,7 @@ def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, nu
 def _throughput(
     request: MeanRequest, limits: EngineLimits, num_seqs: int, num_batches: int, num_stages: tuple[int, int]
 ) -> Criterion:
-    """Criterion of throughput: time per request (s) at saturation, from one round of all micro-batches. Some of them
+    """Criterion of throughput: time per request (s) at saturation, from one round (a step of every micro-batch). Some micro-batches
     carry prefill chunks in addition to their decodes, as often as needed for prompts to enter as fast as answers finish."""
     share = num_seqs / num_batches
     # A sequence in prefill does not decode; its prefill counts as one step.
@@ -350,11 +353,11 @@ def _throughput(
 def _chunk_steps(
     request: MeanRequest, limits: EngineLimits, decodes: float, num_batches: int, num_stages: int
 ) -> Iterator[tuple[float, tuple[tuple[float, float], ...], float]]:
-    """Yield the kinds of steps in a round: weight (how often it runs), prefill chunks, and number of its chunks that
-    sample a token.
+    """Yield the kinds of steps in a round, each as its weight (how often it runs), prefill chunks, and number of chunks that sample
+    a token.
 
     Args:
-        decodes: decode tokens of each step.
+        decodes: decode tokens of each kind of step.
     """
     chunks = prompt_chunks(
         request.prompt,
@@ -365,7 +368,9 @@ def _chunk_steps(
         others_wait=True,
     )
     prompts = decodes / request.output  # new prompts per step
-    longer = max(0.0, request.prompt_context - request.prompt / 2)  # extra tokens before a chunk if prompt lengths vary
+    longer = max(
+        0.0, request.prompt_context - request.prompt / 2
+    )  # tokens before a chunk, in addition, as prompts differ
     if prompts * len(chunks) >= 1:
         pieces = math.ceil(prompts)
         size = prompts * request.prompt / pieces
@@ -380,8 +385,8 @@ def _chunk_steps(
 
 
 def _latency(request: MeanRequest, limits: EngineLimits, num_stages: int) -> Criterion:
-    """Criterion of latency: seconds of one answer on an idle engine. Its prefill chunks are pipelined through the
-    stages, then its tokens pass through them one by one."""
+    """Criterion of latency: seconds of one answer on an idle engine. Its prefill chunks are pipelined through the stages, then its
+    output tokens pass through the stages one by one."""
     count = len(
         prompt_chunks(
             request.prompt, limits, num_stages=num_stages, num_batches=num_stages, num_decodes=0, others_wait=False

@@ -1,4 +1,5 @@
-"""Options of ``launch.py probe`` and ``launch.py plan --auto``, and of probed machines (``--cluster``)."""
+"""Options of ``launch.py probe`` and ``launch.py plan --auto``, and options that describe a cluster of probed machines
+(``--cluster``)."""
 
 from __future__ import annotations
 

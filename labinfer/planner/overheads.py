@@ -11,9 +11,8 @@ PLAN_BYTES, ENTRY_BYTES, TOKEN_BYTES = 32, 24, 3
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds spent outside the model, on one machine. A probe measures ``broadcast``, ``decode`` and
-    ``prepare_sequence``; the defaults were measured with two to seventeen ranks on one machine of 2.1 GHz, see decision
-    0045."""
+    """Seconds spent outside the model, on one machine. A probe measures ``broadcast``, ``decode`` and ``prepare_sequence``; the
+    other fields keep their defaults, which were measured with 2 to 17 ranks on one 2.1 GHz machine (decision 0045)."""
 
     schedule: float = 300e-6
     """Constant part of the seconds that rank 0 takes to schedule a step and to process its result."""
@@ -22,9 +21,9 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     schedule_token: float = 0.5e-6
     """Seconds of scheduling per token of a new prompt."""
     broadcast: float = 60e-6
-    """Seconds to serialize a plan on rank 0, before it is sent."""
+    """Seconds to serialize a plan on rank 0, before rank 0 sends it."""
     send_plan: float = 20e-6
-    """Seconds to send a plan to one rank."""
+    """Seconds in which a rank sends a plan to one other rank."""
     delivery: float = 60e-6
     """Seconds from the end of sending a plan to its arrival, within one machine."""
     decode: float = 40e-6
@@ -34,10 +33,10 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     prepare_sequence: float = 3e-6
     """Seconds to build a step's inputs, per sequence after the first; ``HostCosts.fixed`` includes the first one."""
     send: float = 200e-6
-    """Seconds to send activations or tokens, if there are several stages."""
+    """Seconds that a rank takes to start sending activations or tokens; counts only if there are several stages."""
 
     def plan_seconds(self, num_sequences: float, num_started: int = 0) -> float:
-        """Seconds of scheduling on rank 0 until it can send a plan.
+        """Seconds that rank 0 schedules before it can send a plan of ``num_sequences`` sequences.
 
         Args:
             num_started: tokens of new prompts in the plan.
@@ -46,11 +45,11 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arrival_seconds(self) -> float:
-        """Seconds from the end of sending a plan until it is deserialized, within one machine."""
+        """Seconds from when a rank has sent a plan until the receiving rank has deserialized it, within one machine."""
         return self.delivery + self.decode
 
     def prepare_seconds(self, num_sequences: float) -> float:
-        """Extra seconds to build the inputs of ``num_sequences`` sequences rather than one."""
+        """Seconds to build the inputs of ``num_sequences`` sequences, less those of one sequence."""
         return self.prepare_sequence * max(0, num_sequences - 1)
 
 

@@ -12,13 +12,13 @@ from labinfer.planner.workload import MeanRequest
 
 @dataclass(frozen=True)
 class Solution:
-    """A layout, its value (lower is better, see ``Criterion``), and the criterion under which it has that value."""
+    """A layout, its value (lower is better, see ``Criterion``), and the criterion that gives this value."""
 
     value: float
     criterion: Criterion
     stages: tuple[Stage, ...]
     level: FormLevel = FIRST_FORMS
-    """How far the layout is from the preferred dtypes and quantizations."""
+    """Distance of the layout from the preferred dtypes and quantizations."""
 
     @property
     def machines(self) -> list[str]:
@@ -34,7 +34,7 @@ class Problem:
     limits: EngineLimits
     objective: str = "throughput"
     first: str = ""
-    """Machine of the first stage, which has rank 0; empty for any."""
+    """Machine that must run the first stage and with it rank 0; empty for any."""
     required: frozenset[str] = frozenset()
     """Machines that must have a stage."""
     excluded: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Problem:
     dtypes: tuple[tuple[str, str], ...] = ()
     """Allowed pairs of dtype and quantization, in order of preference; empty for any. See ``choose_units``."""
     kv_tokens: float = 0
-    """Minimum KV tokens; the longest request and the concurrent sequences may require more."""
+    """Minimum number of KV tokens of a layout; the longest request and the concurrent sequences may require more."""
     options: tuple[tuple[str, str], ...] = ()
     """Engine options that determine the KV cache capacity; see ``room_options``."""
 

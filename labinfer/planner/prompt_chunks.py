@@ -1,4 +1,4 @@
-"""prompt_chunks: the chunk sizes in which the scheduler prefills a prompt, by its own batch policy."""
+"""prompt_chunks: the sizes of the chunks in which the scheduler prefills a prompt. Calls the scheduler's batch policy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 from labinfer.engine.policies import MIN_PREFILL_TOKENS, SchedulerState, resolve_batch_policy
 
 QUEUE = 1 << 30
-"""Queued prompt tokens to assume if requests are always waiting."""
+"""Number of queued prompt tokens to assume if requests are always waiting."""
 LEAST = 1e-6
-"""Tokens below which a remainder is rounding error."""
+"""Number of tokens below which the rest of a prompt is a rounding error."""
 
 
 class ChunkLimits(Protocol):
@@ -28,11 +28,11 @@ def prompt_chunks(
     Args:
         num_batches: micro-batches in flight.
         num_decodes: decode tokens in each micro-batch.
-        others_wait: whether more prompts are queued when this one is admitted; counts for its first chunk only.
+        others_wait: whether more prompts are queued when this one is admitted; affects only the first chunk.
     """
     policy = resolve_batch_policy("auto", num_stages)
     most = max(1.0, min(limits.chunked_prefill_size, limits.max_num_batched_tokens - num_decodes))
-    if most <= MIN_PREFILL_TOKENS:  # no batch policy makes smaller chunks
+    if most <= MIN_PREFILL_TOKENS:  # no batch policy makes smaller chunks than MIN_PREFILL_TOKENS
         count = math.ceil(prompt / most)
         return [prompt / count] * count
     chunks: list[float] = []

@@ -28,8 +28,8 @@ class PlanReport:
     problem: Problem
     best: Solution
     even: Solution | None
-    """Layout of a launch without layout flags: one stage per rank with equal layer counts. None if it does not fit, or
-    single-rank costs are unknown."""
+    """Layout of a launch without layout flags: one stage per rank with equal layer counts. None if it does not fit, or no costs
+    with tp_size 1 are known."""
     alone: Mapping[str, Solution]
     """The best layout on each single machine on which the model fits."""
     without: Mapping[str, Solution | None]
@@ -38,7 +38,7 @@ class PlanReport:
     left_out: Mapping[str, Solution | None]
     """For each machine that the best layout does not use: the best layout that includes it; None if there is none."""
     num_unseen: int = 0
-    """Number of ways to divide the cluster into units that were not searched; see ``UnitChoices.num_left_out``."""
+    """Number of ways to divide the cluster into units that the search left out; see ``UnitChoices.num_left_out``."""
 
     @classmethod
     def make(cls, problem: Problem) -> PlanReport:
@@ -79,7 +79,7 @@ class PlanReport:
         return f"{describe_stages(self.problem, self.best, self.describe_losses())}\n{self.describe_alternatives(path)}"
 
     def describe_alternatives(self, path: str = "") -> str:
-        """Lines about other layouts, and the flags that launch the best one. For the argument see ``describe``."""
+        """Lines about other layouts, and the flags that launch the best one. For ``path`` see ``describe``."""
         best, lines = self.best, []
         if self.even is not None and self.even.stages != best.stages:
             lines.append(f"even split: {self._describe_value(self.even)}")
@@ -116,12 +116,12 @@ class PlanReport:
         return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
     def _describe_value(self, solution: Solution) -> str:
-        others = _forms(solution) - _forms(self.best)  # precisions that the best layout does not use
+        others = _forms(solution) - _forms(self.best)  # dtypes and quantizations that the best layout does not use
         form = f", in {' and '.join(sorted(others))}" if others else ""
         return f"{_describe_value(self.problem, solution)}{form}"
 
     def describe_losses(self) -> dict[str, str]:
-        """Change of throughput, or of the time per answer, without each machine in use."""
+        """Change of throughput (or of the time per answer) without each machine in use, as a text by machine."""
         return {name: self._describe_loss(name) for name in self.best.machines}
 
     def _describe_loss(self, machine: str) -> str:
@@ -135,7 +135,7 @@ class PlanReport:
         return f"{100 * (self.best.value / other.value - 1):+.0f} %"
 
     def _describe_replicas(self) -> list[str]:
-        """A line if separate servers, each with the whole model, have more throughput than this layout."""
+        """A line if separate servers, each with the whole model, have more throughput than the best layout."""
         if self.best.criterion.adds or len(self.alone) < 2:
             return []
         rate = sum(self.problem.request.output / solution.value for solution in self.alone.values())
@@ -181,13 +181,12 @@ def _describe_value(problem: Problem, solution: Solution) -> str:
 
 
 def _forms(solution: Solution) -> set[str]:
-    """``dtype (quantization)`` of the stages of ``solution``."""
+    """Dtype and quantization of the stages of ``solution``, each pair as text: ``dtype (quantization)``."""
     return {f"{stage.costs.dtype} ({stage.costs.quantization})" for stage in solution.stages}
 
 
 def _split_evenly(problem: Problem) -> Solution | None:
-    """Layout of a launch without layout flags on all ranks, which are numbered machine by machine; None if there is
-    none."""
+    """Layout of a launch without layout flags on all ranks, numbered machine by machine; None if there is none."""
     machines = sorted(problem.cluster.machines, key=lambda machine: machine.name != problem.first)
     ranks: list[tuple[str, HostCosts]] = []
     for machine in machines:

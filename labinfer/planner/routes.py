@@ -1,4 +1,4 @@
-"""Routes: the order of a layout's stages with the cheapest hops between them."""
+"""Routes: the order of a layout's stages that has the cheapest hops (sends of activations from one stage to the next)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAR = float("inf")
 
 @dataclass(frozen=True)
 class StageRoute:
-    """An order of stages, with the time of its hops (sends of activations from one stage to the next)."""
+    """An order of stages, with the times of the sends between its stages."""
 
     seconds: float
     """Seconds of all hops from the first to the last stage, and of the return of the sampled tokens to the first
@@ -31,8 +31,8 @@ class StageRoute:
 
 
 class StateGraph:
-    """Graph of the dynamic program: a state is a set of used units, as the count per class; its edges ``next`` add one
-    unit. States are sorted by number of units."""
+    """Graph of the dynamic program. A node (``State``) is a set of units in use, as the number of units per class; the edges
+    ``next`` add one unit. Nodes are sorted by number of units."""
 
     def __init__(self, classes: Sequence[UnitClass]):
         ranges = [range(each.count + 1) for each in classes]
@@ -78,7 +78,7 @@ class Routes:
 
     @cached_property
     def _is_even(self) -> bool:
-        """Whether all links between units cost the same, so that the order of the stages does not matter."""
+        """Whether all links between units are equal, so that the order of the stages does not matter."""
         return len(set(self._hops.values())) <= 1 and len(set(self._transfers.values())) <= 1
 
     @cached_property
@@ -110,15 +110,15 @@ class Routes:
         return StageRoute(seconds + back, transfer, order) if transfer < bound else None
 
     def _hop(self, a: int, b: int) -> tuple[HostCosts, HostCosts, NetworkLink]:
-        """Costs of a sender of class ``a`` and of a receiver of class ``b``, and the link between them."""
+        """Costs of sending class ``a`` and of receiving class ``b``, and the link between them."""
         return self._classes[a].costs, self._classes[b].costs, self._link(a, b)
 
     def _link(self, a: int, b: int) -> NetworkLink:
         return self._classes[a].link(self._classes[b], self._links)
 
     def _table(self, first: int, num_links: int) -> dict[State, list[tuple[float, int]]]:
-        """Shortest paths from class ``first`` over the ``num_links`` least busy pairs of classes. For each state and
-        last class: the seconds, and the class before the last."""
+        """Shortest paths from class ``first`` over the ``num_links`` least busy pairs of classes. For each state, by last class:
+        the seconds of the path, and the class before the last."""
         if (first, num_links) in self._tables:
             return self._tables[first, num_links]
         count = len(self._classes)

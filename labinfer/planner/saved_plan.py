@@ -59,7 +59,7 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """KV tokens of a launch with ``options``."""
+        """Number of tokens that fit in the KV cache of a launch with ``options``."""
         return self.num_blocks * self.block_size
 
     @classmethod
@@ -84,7 +84,8 @@ class SavedPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def stages_on(self, cluster: Cluster) -> list[Stage] | None:
-        """The stages with the costs of ``cluster``; None if it lacks these costs or has another number of layers."""
+        """The stages with the costs of ``cluster``; None if ``cluster`` lacks costs that a stage needs, or has another number of
+        layers."""
         costs = {
             (machine.name, each.tp_size, each.dtype, each.quantization): each
             for machine in cluster.machines
@@ -126,7 +127,7 @@ def plan_options(
         devices: device of each rank, such as ``npu:0``, if ``--device`` of ``options`` has one value per rank; empty to keep ``--device``.
 
     Raises:
-        UserError: the plan does not match these machines, or the resulting options are invalid.
+        UserError: the plan does not match the machines ``nodes``, or the resulting options are invalid.
     """
     ranks, dtypes = place_stages(plan, nodes), tuple(stage.dtype for stage in plan.stages)
     quantizations = tuple(rounding(stage.quantization) for stage in plan.stages)
@@ -153,7 +154,7 @@ def plan_options(
 
 
 def room_options(options: EngineOptions, context: int) -> dict[str, str]:
-    """Values, as text, of ``ROOM_OPTIONS`` and ``max_model_len`` in ``options``.
+    """Options that determine the KV cache capacity: ``ROOM_OPTIONS`` and ``max_model_len`` with their values as text.
 
     Args:
         context: longest context of the launch, in tokens.
@@ -165,7 +166,8 @@ def room_options(options: EngineOptions, context: int) -> dict[str, str]:
 
 
 def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
-    """The options of a launch that differ from those for which ``plan.num_blocks`` holds; empty if there are none.
+    """Text that names the options of a launch that differ from ``plan.options``, for which ``plan.num_blocks`` holds; empty if none
+    differ.
 
     Args:
         options: options of the launch; see ``room_options``.
@@ -178,7 +180,8 @@ def describe_difference(plan: SavedPlan, options: Mapping[str, str]) -> str:
 
 
 def place_stages(plan: SavedPlan, nodes: Sequence[str]) -> tuple[int, ...]:
-    """The ranks of all stages in turn: each stage takes the lowest free ranks of its machine. For arguments see ``plan_options``.
+    """The ranks of all stages in turn: each stage takes the lowest free ranks of its machine. For the arguments see
+    ``plan_options``.
 
     Raises:
         UserError: a machine is missing or has too few ranks, or rank 0 is not on the machine of the first stage.
@@ -228,7 +231,7 @@ def rounding(name: str) -> str:
 
 
 def merge_equal(values: tuple[str, ...]) -> tuple[str, ...]:
-    """A single value if all stages have equal values; else ``values``."""
+    """One value if all of ``values`` (one per stage) are equal; else ``values``."""
     return values[:1] if len(set(values)) == 1 else values
 
 

@@ -18,8 +18,8 @@ MEMORY_SHARE = 0.9
 
 def find_layout(problem: Problem) -> Solution | None:
     """The best layout; None if the model does not fit. Each machine uses the first form (dtype and quantization) of
-    ``problem.dtypes`` in which it was probed. If the model does not fit so, as few kinds of machines as possible use
-    their next form."""
+    ``problem.dtypes`` in which it was probed. If the model then does not fit, as few kinds of machines as possible use the next
+    form in the list."""
     problem = replace(problem, cluster=_without(problem.cluster, problem.excluded), excluded=frozenset())
     wants_room = problem.objective == "memory"
     if wants_room:
@@ -39,7 +39,7 @@ def _find_best(problem: Problem, level: FormLevel, max_layers: MaxLayers) -> Sol
         num_layers = len(classes[0].costs.layers)
         most = [max(max_layers.count(each.costs, demand, is_last=last) for last in (False, True)) for each in classes]
         if sum(count * each.count for count, each in zip(most, classes, strict=True)) < num_layers:
-            continue  # cheap check: there may be hundreds of choices, and a search takes seconds
+            continue  # a cheap check of memory first: there may be hundreds of choices, and a search takes seconds
         best = BranchAndBound(problem=problem, classes=classes, known=best, max_layers=max_layers).run() or best
     return best
 
@@ -51,7 +51,8 @@ def _without(cluster: Cluster, excluded: Collection[str]) -> Cluster:
 
 
 def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, max_layers: MaxLayers) -> Solution:
-    """The layout with the most KV tokens among those with ``MEMORY_SHARE`` of the best throughput, by bisection over KV tokens."""
+    """The layout with the most KV tokens among those with at least ``MEMORY_SHARE`` of the throughput of ``fastest``, by bisection
+    over KV tokens."""
     best, most = fastest, fastest.value / MEMORY_SHARE
     size = problem.limits.block_size
     low = kv_tokens(fastest.stages, problem.limits) // size
@@ -67,7 +68,7 @@ def _find_roomiest(problem: Problem, fastest: Solution, level: FormLevel, max_la
 
 
 def judge(problem: Problem, stages: Sequence[Stage]) -> Solution | None:
-    """The value of a given layout with its best numbers of sequences and micro-batches; None if the model does not fit."""
+    """The layout ``stages`` with its value at the best numbers of sequences and micro-batches; None if the model does not fit."""
     objective = "throughput" if problem.objective == "memory" else problem.objective
     best = None
     for criterion in make_criteria(objective, problem.request, problem.limits, len(stages)):

@@ -21,11 +21,11 @@ def cut_layers(
     demand: CacheDemand,
     target: float,
 ) -> tuple[Stage, ...] | None:
-    """The split of the layers with the least value, over the machines and costs of ``order``; None if none is below
-    ``target``, the value to beat.
+    """The split of the layers over the stages in ``order`` that has the least value of ``criterion``; None if no split has a value
+    below ``target``.
 
-    A dynamic program over stages and layers finds the least sum of stage times with every stage below a bound. Each
-    split found lowers the bound, until the sum alone reaches ``target``.
+    A dynamic program over stages and layers finds the least sum of stage times if no stage may take longer than a bound. Each split
+    found lowers the bound, until the sum alone reaches ``target``.
 
     Args:
         order: stages in pipeline order; their layers are ignored.
@@ -83,8 +83,8 @@ class _Spans:
 def last_ends(
     costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool
 ) -> list[int]:
-    """For each first layer, the exclusive end of the largest stage that fits. Only the last stage may end after
-    ``costs.last_cut``."""
+    """For each first layer, the exclusive end of the largest stage that begins there and fits in memory. Only the last stage may
+    end after ``costs.last_cut``."""
     count, end, ends = len(costs.layers), 0, []
     most = count if is_last or costs.last_cut is None else costs.last_cut
     for begin in range(count):
@@ -98,7 +98,7 @@ def last_ends(
 
 
 def most_layers(costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, is_first: bool, is_last: bool) -> int:
-    """Maximum number of layers that fit in a stage, over all positions in the model."""
+    """Maximum number of layers that fit in a stage, maximized over the stage's first layer."""
     count = len(costs.layers)
     ends = last_ends(costs, limits, demand, is_first=is_first, is_last=is_last)
     begins = range(1) if is_first else range(count)
@@ -108,8 +108,8 @@ def most_layers(costs: HostCosts, limits: EngineLimits, demand: CacheDemand, *, 
 def _cut_below(
     paths: list[_Spans], slowest: list[_Spans], ends: list[list[int]], count: int, bound: float
 ) -> list[int] | None:
-    """First layer of each stage, then ``count``, in the split with the least sum of stage times and every stage below
-    ``bound`` seconds; None if every split has a slower stage."""
+    """First layer of each stage, then ``count``, in the split that has the least sum of stage times, each below ``bound`` seconds;
+    None if every split has a stage that takes longer."""
     least = [FAR] * (count + 1)
     least[0] = 0.0
     choices: list[list[int]] = []

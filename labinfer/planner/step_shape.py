@@ -9,14 +9,16 @@ from labinfer.base.plan import BatchPlan
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """Work of a micro-batch on each stage. Numbers are integers for a plan, means for a forecast."""
+    """Size of a micro-batch, which determines the time of its step on each stage. Numbers are integers for a plan, and may be means
+    for a forecast."""
 
     num_decodes: float = 0
     """Number of sequences that decode one token each."""
     decode_context: float = 0
     """Context tokens of all decodes together, the new tokens included."""
     chunks: tuple[tuple[float, float], ...] = ()
-    """Prefill chunks, and decodes of several tokens at once: number of tokens, and of earlier tokens of the sequence."""
+    """Prefill chunks, and decodes of several tokens at once: for each, its number of tokens, and the number of earlier tokens of
+    the sequence."""
     num_samples: float = 0
     """Rows for which the last stage computes logits and samples a token."""
 
@@ -30,7 +32,7 @@ class StepShape:
         return self.num_decodes + len(self.chunks)
 
     def seen_by_decodes(self, window: int = 0) -> float:
-        """Context tokens of all decodes together, at most ``window`` each; 0 for no window."""
+        """Context tokens of all decodes together, at most ``window`` each; all if ``window`` is 0."""
         return min(self.decode_context, self.num_decodes * window) if window else self.decode_context
 
     @classmethod
@@ -47,7 +49,8 @@ class StepShape:
 
 
 def tokens_seen(tokens: float, before: float, window: int = 0) -> float:
-    """Tokens that a chunk attends to, summed over its tokens: on average ``before`` plus half the chunk, at most ``window`` each.
+    """Number of pairs of a token of a chunk and a token that it attends to. A token attends to ``before`` earlier tokens and on
+    average half the chunk, but to ``window`` tokens at most.
 
     Args:
         window: sliding window in tokens; 0 for none.

@@ -1,4 +1,4 @@
-"""Units: groups of ``tp_size`` ranks of one machine, each able to run one pipeline stage; how to divide a cluster into
+"""Units: groups of ``tp_size`` ranks of one machinethat can run one pipeline stage together; and ways to divide a cluster into
 units."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from labinfer.planner.costs import HostCosts
 MAX_STATES = 20_000
 """Maximum number of subsets of units to search, for each combination of tp_sizes and dtypes."""
 MAX_CHOICES = 256
-"""Maximum combinations of tp_size and dtype over the kinds of machines to search, per ``FormLevel``."""
+"""Maximum combinations of tp_size and dtype over all kinds of machines that are searched per ``FormLevel``."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class UnitClass:
         return len(self.machines)
 
     def link(self, other: UnitClass, links: Mapping[tuple[str, str], NetworkLink]) -> NetworkLink:
-        """Link between a unit of this class and one of another, or between two of its own."""
+        """Link between a unit of this class and one of ``other`` (which may be this class)."""
         return links[self.machines[0], other.machines[-1]]
 
 
@@ -50,13 +50,13 @@ class UnitChoices:
 
 
 class FormLevel(NamedTuple):
-    """Distance from the preferred forms: positions of the machines' forms (dtype and quantization) in their lists of
-    preference. 0 is the preferred form."""
+    """Distance of a choice from the preferred forms (pairs of dtype and quantization). Each kind of machine has a list of forms in
+    order of preference; position 0 is the preferred form."""
 
     worst: int
-    """Highest position that the form of any kind of machine has in its list."""
+    """Largest position, over all kinds of machines, of the chosen form in the list."""
     total: int
-    """Sum of the forms' positions over all kinds of machines."""
+    """Sum, over all kinds of machines, of the position of the chosen form in the list."""
 
 
 FIRST_FORMS = FormLevel(0, 0)
@@ -71,7 +71,7 @@ def choose_units(
 
     Args:
         dtypes: allowed pairs of dtype and quantization, most preferred first; empty for any.
-        level: how far down the lists of preference the chosen pairs are.
+        level: how far down the lists of preference the chosen forms are.
 
     Raises:
         UserError: every way leaves more than ``MAX_STATES`` subsets of units to search.
@@ -93,9 +93,9 @@ def choose_units(
             units = machines[0].ranks // costs.tp_size
             if units == 1:
                 classes.append(UnitClass(tuple(machine.name for machine in machines), costs))
-            else:  # a machine's units are closer to each other than to those of other machines
+            else:  # links within a machine differ from links to other machines
                 classes += [UnitClass((machine.name,) * units, costs) for machine in machines]
-        if not classes:  # no machine has a dtype that is allowed
+        if not classes:  # no dtype that the machine was probed with is allowed
             return UnitChoices([])
         sizes.append(math.prod(each.count + 1 for each in classes))
         if sizes[-1] <= MAX_STATES:
@@ -124,7 +124,7 @@ def allowed_forms(machine: Machine, dtypes: Sequence[tuple[str, str]] = ()) -> l
 
 
 def form_levels(cluster: Cluster, dtypes: Sequence[tuple[str, str]] = ()) -> Iterator[FormLevel]:
-    """Yield the form levels for which ``choose_units`` may have choices, the closest to the preferred forms first. For the
+    """Yield the form levels for which ``choose_units`` may have choices, in order of distance from the preferred forms. For the
     arguments see ``choose_units``."""
     most = [max(0, len(allowed_forms(machines[0], dtypes)) - 1) for machines in _group_machines(cluster)]
     for worst in range(max(most, default=0) + 1):
@@ -147,8 +147,7 @@ def _count_choices(forms: Sequence[Sequence[Sequence[HostCosts | None]]], level:
     """Number of ways that ``choose_units`` would return at ``level`` without ``MAX_CHOICES`` and ``MAX_STATES``."""
 
     def count(worst: int) -> int:
-        """Number of choices whose positions in the lists of preference sum to ``level.total`` and are at most
-        ``worst``."""
+        """Number of choices whose positions in the lists of forms sum to ``level.total``, none above ``worst``."""
         by_total = {0: 1}
         for costs in forms:
             more: dict[int, int] = {}
@@ -185,7 +184,8 @@ def _digest(machine: Machine) -> bytes:
 
 
 def _is_alike(name: str, group: list[str], names: list[str], links: dict[tuple[str, str], NetworkLink]) -> bool:
-    """Whether machine ``name`` has the links of the members of ``group``, both to other machines and within the group."""
+    """Whether machine ``name`` has links equal to those of each member of ``group``, both to other machines and within the
+    group."""
     others = [other for other in names if other != name and other not in group]
     between = [links[a, b] for a, b in itertools.combinations([*group, name], 2)]
     inside = [links[member, member] for member in (*group, name)]

@@ -15,7 +15,7 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 512, 128
-"""Default numbers of prompt tokens and of generated tokens of a request."""
+"""Default numbers of prompt tokens and of generated tokens of a request whose length is unknown."""
 AZURE = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 """Columns of the traces of Azure's inference service of 2023 and 2024."""
 BURST_GPT = {"Timestamp", "Request tokens", "Response tokens"}
@@ -43,15 +43,16 @@ class RequestLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanRequest:
-    """Means over the requests of a workload that determine step times."""
+    """Means over the requests of a workload, from which step times are estimated."""
 
     prompt: float
     """Prompt tokens that are computed, not cached."""
     output: float
     decode_context: float
-    """Context length of a generated token, which is also a request's mean KV tokens while it decodes."""
+    """Mean context length at which an output token is generated. It is also the mean number of KV tokens of a request while it
+    decodes."""
     prompt_context: float
-    """Mean context length before a computed prompt token."""
+    """Mean number of earlier tokens that a computed prompt token attends to."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def read_workload(path: str, default_output: int = DEFAULT_OUTPUT, count_tokens:
     """The requests in a file: a trace as CSV (Azure, BurstGPT), or JSONL (Mooncake, a job, or lengths).
 
     Args:
-        default_output: generated tokens of a request whose line does not tell their number.
+        default_output: output tokens of a request whose line has no output length.
         count_tokens: counts the prompt tokens of a line that has a text instead of a number.
 
     Raises:
@@ -140,7 +141,8 @@ def _read_csv(file: Iterator[str], path: str) -> Iterator[RequestLengths]:
 
 
 def _parse_timestamp(text: str) -> float:
-    """Seconds of ``2023-11-16 18:15:46.6805900``, whose fraction has more digits than Python reads."""
+    """Seconds since the epoch of a timestamp such as ``2023-11-16 18:15:46.6805900``, whose fraction has more digits than Python
+    parses."""
     whole, _, fraction = text.partition("+")[0].partition(".")
     return datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp() + (
         float(f"0.{fraction}") if fraction else 0.0

@@ -10,7 +10,7 @@ class VirtualClock:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the start of the simulation."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
@@ -18,5 +18,5 @@ class VirtualClock:
         self._now += seconds
 
     def advance_to(self, when: float) -> None:
-        """Advance the clock to ``when``, unless it is later already."""
+        """Advance the clock to ``when``; does nothing if the clock is past it."""
         self._now = max(self._now, when)

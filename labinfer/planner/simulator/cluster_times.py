@@ -22,9 +22,8 @@ MEASURED_SIZES = (1, 8, 64)
 class ClusterTimes:
     """Times computed from costs; see ``TimeSource``.
 
-    ``HostCosts.fixed`` counts as preparation: it needs no activations, so a stage does it while it waits for them. Rank 0 and the
-    forwarding ranks send a plan to one rank after another. Activations go to all tensor-parallel ranks of the next stage over one
-    link.
+    ``HostCosts.fixed`` counts as time to prepare a step, for which a stage does not wait for activations. Rank 0 and the forwarding
+    ranks send a plan to one rank after another. Activations go to all tensor-parallel ranks of the next stage over one link.
 
     Args:
         stages: stages of ``topology``, in order.
@@ -99,7 +98,7 @@ class ClusterTimes:
         return StepTimes(sizes=sizes, by_stage=by_stage, hop=sum(one_row) / len(one_row) if len(one_row) > 1 else 0.0)
 
     def _kind(self, stage: int) -> tuple:
-        """A key that is equal for stages with equal times. Costs are compared by identity, as they are large."""
+        """Key that is equal for stages with equal times. It has the ``id`` of the costs, which are too large to compare."""
         part, topology = self._stages[stage], self._topology
         first = next(number for number, other in enumerate(self._stages) if other.costs is part.costs)
         ends = topology.is_first(stage), topology.is_last(stage)

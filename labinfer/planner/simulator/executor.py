@@ -1,7 +1,7 @@
 """SimulatedExecutor: computes when each stage would finish a plan, instead of running it.
 
-Stages run plans one at a time and in order, links carry messages in order, and rank 0 is one thread. The times of a micro-batch
-are therefore sums and maxima of the times of the previous one (max-plus algebra: Baccelli et al. 1992, "Synchronization and
+Stages run plans one at a time and in order, links carry messages in order, and rank 0 is one thread. The times of a micro-batch are
+therefore sums and maxima of the times of the previous micro-batch (max-plus algebra: Baccelli et al. 1992, "Synchronization and
 Linearity"), and no event queue is needed.
 """
 
@@ -38,8 +38,8 @@ class _MicroBatch:
 class SimulatedExecutor:
     """Executor that computes times instead of tokens, in place of ``worker.spmd.SpmdExecutor``; see ``labinfer.engine.executor.Executor``.
 
-    Every sampled token is its sequence's id modulo ``vocab_size``. Rank 0 may be in any stage: a first stage runs at the launch of a
-    plan, a later one during the wait for a result.
+    In place of a sampled token, a sequence gets its own id modulo ``vocab_size``. Rank 0 may be in any stage: a first stage runs at
+    the launch of a plan, a later one during the wait for a result.
 
     Args:
         source: times of micro-batches.
@@ -58,14 +58,14 @@ class SimulatedExecutor:
         self._results_travel = topology.sampling_rank != 0
         self._stage_free, self._link_free = [0.0] * num_stages, [0.0] * num_stages
         self._launched: deque[_MicroBatch] = deque()
-        """Micro-batches that rank 0's stage has not run yet."""
+        """Micro-batches that were launched but that rank 0's stage has not run yet."""
         self._results: deque[_MicroBatch] = deque()
         self._in_flight: deque[_MicroBatch] = deque()
         self._num_steps = 0
         self._busy = [0.0] * num_stages
         self._rank0 = Recorder(capacity)
         self._followers = [Recorder(capacity) for _ in range(num_stages)]
-        """One recorder per stage for all its ranks but rank 0, as their times are equal."""
+        """One recorder per stage, for all ranks of the stage but rank 0: these have equal times."""
 
     def launch(self, plan: BatchPlan) -> None:
         times, clock = self._source.times(plan), self._clock
@@ -120,7 +120,7 @@ class SimulatedExecutor:
             recorder.capacity = num_slices
 
     def _progress(self) -> None:
-        """Simulate the oldest launched plan: rank 0's stage, which advances rank 0's clock, then all later stages."""
+        """Simulate the oldest launched plan: first rank 0's stage, which advances the clock, then all later stages."""
         micro_batch, number = self._launched.popleft(), self._rank0_stage
         self._take_plan(micro_batch, number)
         self._run_stage(micro_batch, number, self._clock())
@@ -192,6 +192,6 @@ class SimulatedExecutor:
 
 
 def _take(recorder: Recorder) -> Slices | None:
-    """The recorded slices, with time 0 at the start of the simulation."""
+    """Slices of ``recorder`` for a trace whose time 0 is the start of the simulation."""
     slices = recorder.take()
     return slices and msgspec.structs.replace(slices, clock=0)

@@ -1,4 +1,4 @@
-"""Figures of a simulated run: load of the stages, and how closely a replay matches the recorded run."""
+"""stage_figures and replay_figures: load of the stages in a simulated run, and how closely a replay matches the recorded run."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ class SimulatedModel:
 
     @property
     def report(self) -> RunReport:
-        """Report of the current or last run."""
+        """Report of the run in progress, or else of the last run."""
         return self._runner.report
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams) -> Request:
-        """A checked request for a prompt of token ids.
+        """A checked request for ``prompt``, a list of token ids.
 
         Raises:
-            UserError: the request can never run, or needs a real model.
+            UserError: the request can never run, or needs a model with weights.
         """
         typed, extras = parse_prompt(prompt)
         if not isinstance(typed, TokensPrompt):

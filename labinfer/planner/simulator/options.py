@@ -10,8 +10,8 @@ from labinfer.planner.options import ClusterOptions
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(ClusterOptions):
-    """Options of a simulation: source of the step times, and the search for the highest request rate. With --cluster,
-    -tp, -pp, --layers and --ranks set the layout; ranks are numbered host by host."""
+    """Options of a simulation: source of the step times, and the search for the highest request rate. With --cluster, the flags
+    -tp, -pp, --layers and --ranks set the layout. Ranks are numbered host by host."""
 
     replay: str = option(
         "",

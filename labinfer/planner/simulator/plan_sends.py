@@ -11,8 +11,8 @@ from labinfer.comm.spmd.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSends:
-    """Number of sends of a plan, by stage. The count for a stage includes all sends of the sender up to the last rank
-    of that stage."""
+    """Number of sends of a plan, by stage. A sender sends to one rank after another; the number for a stage counts its sends up to
+    the last rank of that stage."""
 
     broadcast: int
     """Number of sends of a plan by rank 0, to ranks of any stage."""
@@ -20,14 +20,14 @@ class PlanSends:
     """Number of sends of rank 0 up to the last rank that it serves in each stage; 0 if other ranks send to the whole
     stage."""
     forwards: list[list[tuple[int, int]]]
-    """For each receiving stage: pairs of a stage whose ranks forward the plan to it, ascending, and the number of sends
-    by a rank of that stage."""
+    """For each receiving stage: pairs (stage whose ranks forward the plan to it, number of sends by a rank of that stage),
+    ascending."""
     forwarded: list[int]
     """Maximum number of sends by a rank of each stage, rank 0 excluded."""
 
     @classmethod
     def from_topology(cls, topology: Topology) -> PlanSends:
-        """The sends of the ranks of ``topology``."""
+        """The sends of a plan among the ranks of ``topology``."""
         stages = {rank: stage for stage in range(topology.num_stages) for rank in topology.stage_ranks(stage)}
         direct, forwarded = [0] * topology.num_stages, [0] * topology.num_stages
         forwards: list[dict[int, int]] = [{} for _ in direct]

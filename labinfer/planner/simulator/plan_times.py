@@ -19,9 +19,10 @@ class StageTimes(NamedTuple):
     sample: float = 0.0
     """Seconds of LM head and sampling, on the last stage."""
     send: float = 0.0
-    """Seconds from the departure of the output to the end of the step."""
+    """Seconds in which the stage sends the micro-batch's output; the step ends with them."""
     lead: float = 0.0
-    """Seconds from the end of the previous step or the plan's arrival, whichever is later, to the start of the step."""
+    """Seconds from the later of two times to the start of the step: the end of the stage's previous step, and the arrival of the
+    plan."""
 
 
 class Hop(NamedTuple):
@@ -37,7 +38,7 @@ class Forward(NamedTuple):
     """Forwarding of a plan by the ranks of a stage to ranks of the same or a later stage."""
 
     stage: int
-    """Index of the sending stage. Sends of rank 0 are not forwards: they are in ``PlanTimes.deliveries``."""
+    """Index of the sending stage. Sends of rank 0 are in ``PlanTimes.deliveries``."""
     seconds: float
     """Seconds from when the sending stage takes the plan until the last receiving rank has it."""
 
@@ -47,18 +48,20 @@ class PlanTimes:
     """Seconds of each phase of one micro-batch: on rank 0, in every stage and between stages."""
 
     schedule: float
-    """Seconds of rank 0's own work, from the previous step or result until it sends the plan."""
+    """Seconds of rank 0's own work before it sends the plan, since its previous step or since the previous result arrived."""
     broadcast: float
-    """Seconds to send the plan, on rank 0."""
+    """Seconds in which rank 0 sends the plan."""
     deliveries: Sequence[float]
-    """For each stage: seconds from the start of the broadcast until the last rank that rank 0 sends to has the plan."""
+    """For each stage: seconds from the start of the broadcast until the plan has arrived at all ranks of the stage that rank 0
+    sends it to."""
     stages: Sequence[StageTimes]
     hops: Sequence[Hop]
-    """Times of the send from each stage to the next; the last hop carries the tokens to rank 0."""
+    """Times of the send of activations from each stage to the next; the last entry is the send of tokens to rank 0."""
     forwards: Sequence[Sequence[Forward]] = ()
     """Forwards of the plan to ranks of each stage; empty if rank 0 sends it to all ranks."""
     collect: float = 0.0
-    """Seconds of rank 0's own work, from the previous launch or result until it waits for this result."""
+    """Seconds of rank 0's own work before it waits for the result of this micro-batch, since it launched the previous plan or since
+    the previous result arrived."""
 
 
 class TimeSource(Protocol):

@@ -18,23 +18,23 @@ from labinfer.planner.simulator.plan_times import Hop, PlanTimes, StageTimes
 SECOND = 1e9
 """Nanoseconds per second."""
 MOST_BETWEEN = 2_000_000
-"""Longest gap, in nanoseconds, between two engine slices with no plan in flight that counts as work. In a longer one the engine waited
-for requests."""
+"""Longest gap, in nanoseconds, between two slices of the engine's track, with no plan in flight, that counts as work. In a longer
+gap the engine waited for requests."""
 
 LATEST = 3
-"""A receive tells when its message arrived only if it began to wait less than this multiple of the usual transfer time
-after the send."""
+"""A receive shows when its message arrived only if it was waiting by then. It counts if it began to wait less than this multiple of
+the usual transfer time after the send."""
 
 
 @dataclass(kw_only=True)
 class _Step:
-    """A step of a rank; times in nanoseconds."""
+    """A recorded step of a rank; times in nanoseconds."""
 
     step: Slice
     plan_wait: Slice | None
-    """Wait for the plan; None on rank 0, which makes it."""
+    """The rank's wait for the plan; None on rank 0, which makes the plan."""
     before: int
-    """Time from which the rank was free for the step: end of the previous step, or arrival of the first step's plan."""
+    """Time from which the rank was free for the step: end of its previous step, or arrival of the plan of its first step."""
     parts: dict[str, Slice] = field(default_factory=dict)
 
     @property
@@ -46,9 +46,9 @@ class _Step:
 class RecordedTimes:
     """Times from a trace; see ``TimeSource``.
 
-    A plan gets the times of the recorded step with its id. If that step is missing or has other numbers of tokens or decodes than the
-    plan, the plan gets the times of the step with the nearest numbers. A message that arrived before its receiver waited for it has no
-    exact transfer time; it counts with at most the median transfer time of the other messages.
+    A plan gets the times of the recorded step with its id. If that step is missing or has numbers of tokens or decodes that are not
+    the plan's, the plan gets the times of the recorded step with the nearest numbers. A message that arrived before its receiver
+    waited for it has no exact transfer time; it counts with at most the median transfer time of the other messages.
 
     Args:
         tracks: tracks of all ranks; see ``read_trace``.
@@ -120,7 +120,8 @@ class RecordedTimes:
         )
 
     def _deliveries(self, stage: int, broadcasts: dict[int, Slice], ids: Iterable[int]) -> dict[int, int]:
-        """Nanoseconds from the start of each broadcast until ``stage`` had the plan, by step id."""
+        """Nanoseconds from the start of each broadcast until ``stage`` had the plan, by step id. ``broadcasts`` are rank 0's
+        slices."""
         if stage == self._rank0_stage:
             return dict.fromkeys(ids, 0)
         waits = {i: self._steps[stage][i].plan_wait for i in ids}
@@ -133,11 +134,11 @@ class RecordedTimes:
 
 
 def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
-    """Transfer time of each message, in nanoseconds. If the receiver began to wait too late to tell (see ``LATEST``),
-    at most the usual (median) time.
+    """Transfer time of each message, in nanoseconds. A message whose receiver began to wait too late (see ``LATEST``) gets at most
+    the median transfer time.
 
     Args:
-        waits: begin and end of the wait, and time of the send, by message.
+        waits: by step id, begin and end of the receiver's wait, and time of the send.
     """
     ways = {i: max(0, end - sent) for i, (_, end, sent) in waits.items()}
     late = [ways[i] for i, (begin, _, sent) in waits.items() if sent >= begin]
@@ -148,7 +149,7 @@ def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
 
 
 def _read_steps(track: Track) -> dict[int, _Step]:
-    """Steps of ``track`` whose parts were all recorded, by step id."""
+    """Steps of ``track``, by step id; steps of which a part was not recorded are left out."""
     steps: dict[int, _Step] = {}
     plan_wait, before = None, None
     outer = [slice for slice in track.slices if slice.name in ("wait for a plan", "step")]
@@ -171,7 +172,8 @@ def _read_steps(track: Track) -> dict[int, _Step]:
 
 
 def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int, Slice], dict[int, Slice]]:
-    """Rank 0's own work (in nanoseconds) before each broadcast and each wait for a result, by step id; then the slices of both."""
+    """Rank 0's own work (in nanoseconds) before each broadcast and each wait for a result, by step id; then the slices of the
+    broadcasts and of the waits."""
     schedules: dict[int, int] = {}
     collects: dict[int, int] = {}
     broadcasts: dict[int, Slice] = {}
@@ -205,7 +207,7 @@ def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int,
 
 
 def step_shapes(track: Track) -> set[tuple[int, int, int]]:
-    """Step id, tokens and decodes of each step in ``track``."""
+    """Step id, tokens and decodes of each recorded step in ``track``."""
     return {(slice.step_id, slice.num_tokens, slice.num_decodes) for slice in track.slices if slice.name == "run"}
 
 
@@ -216,7 +218,7 @@ def busy_fraction(track: Track, begin: int, end: int) -> float:
 
 
 def working_time(tracks: Iterable[Track]) -> tuple[int, int]:
-    """Start of the first step, and end of the last wait for tokens or step, in nanoseconds."""
+    """Time at which the first step of any track starts, and time at which the last step or wait for tokens ends, in nanoseconds."""
     bounds = [
         (slice.begin, slice.end)
         for track in tracks

@@ -24,12 +24,12 @@ from labinfer.planner.simulator.plan_times import TimeSource
 from labinfer.planner.simulator.recorded_times import RecordedTimes
 
 VOCAB_SIZE = 1 << 31
-"""Vocabulary size of a simulated model, as costs do not include the real one."""
+"""Vocabulary size of a simulated model, large, as cost files do not tell the real size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """Inputs of a simulated engine, without its requests."""
+    """Inputs of a simulated engine, except the requests."""
 
     spec: EngineSpec
     topology: Topology
@@ -164,10 +164,10 @@ def cluster_simulation(cluster: Cluster, options: EngineOptions) -> Simulation:
 
 
 def _choose_costs(machine: Machine, tp_size: int, dtype: str, quantization: str) -> HostCosts:
-    """The first costs of ``machine`` that match the other arguments.
+    """The first costs of ``machine`` for ``tp_size``, ``dtype`` and ``quantization``.
 
     Raises:
-        UserError: none match.
+        UserError: the machine has no such costs.
     """
     for costs in machine.costs:
         if (
