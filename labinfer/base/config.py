@@ -98,8 +98,8 @@ class ModelOptions:
     )
     reproducible: str = option(
         "off",
-        "give a request's logits and tokens the same bits alone and in any batch, at every start: kernels are chosen by the configuration, "
-        "never by timing, and sums over (at most 4) tensor-parallel ranks have one order; on CPUs. any-cpu: also on every x86 CPU with AVX2",
+        "with on, a request's logits and tokens on CPUs have the same bits alone and in any batch, at every start and on up to 4 "
+        "tensor-parallel ranks, as no kernel is chosen by timing; with any-cpu, the bits are also equal on all x86 CPUs with AVX2",
         choices=("off", "on", "any-cpu"),
     )
     weights: str = option(
@@ -111,8 +111,8 @@ class ModelOptions:
     quantization: tuple[str, ...] = option(
         ("auto",),
         "quantize the weights on load, for all stages or one value per stage: int8 (per-channel scales, 8-bit "
-        "activations) or int4 (per-group scales); auto does not quantize; already quantized checkpoints are left "
-        "unchanged, unless none is given, which dequantizes them",
+        "activations) or int4 (per-group scales); auto does not quantize; a checkpoint that is already quantized is "
+        "left unchanged, except with the value 'none', which dequantizes it",
         other_name="-q",
         metavar="|".join(QUANTIZATIONS) + "[,…]",
     )
@@ -292,9 +292,9 @@ class SchedulerOptions:
     )
     speculative_config: SpeculativeOptions | None = option(
         None,
-        "lossless speculative decoding: a JSON object with vLLM's keys method (ngram, mtp, draft_model or a "
-        "plugin's), model, num_speculative_tokens (a number or auto), prompt_lookup_min and prompt_lookup_max, and "
-        "the further keys draft_rank and continuous; see docs/speculation.md",
+        "lossless speculative decoding: a JSON object with vLLM's keys method (ngram, mtp, draft_model or a plugin's), model, "
+        "num_speculative_tokens (a number or auto), prompt_lookup_min and prompt_lookup_max, and with draft_rank (rank of the "
+        "draft model) and continuous (true: idle stages verify further drafted tokens); see docs/speculation.md",
         metavar="JSON",
     )
 

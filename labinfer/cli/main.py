@@ -304,7 +304,8 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
     """Open the files and sockets of a command before torch is imported. Returns arguments of the command's ``run``.
 
     Raises:
-        UserError: a file cannot be read or written, the server's address is taken, or its folder cannot be used.
+        UserError: a file cannot be read or written, the server's address is taken, or the folder of the server's files cannot be
+            used.
     """
     if options.parallel.layout not in ("", AUTO_LAYOUT):
         from labinfer.planner.saved_plan import SavedPlan

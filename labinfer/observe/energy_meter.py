@@ -20,10 +20,10 @@ READ_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyCounter:
-    """Energy counter of one part of a host."""
+    """Counter of the joules that one part of a host (a CPU package or an accelerator) uses."""
 
     name: str
-    """Name of the part, unique among the counters of a meter."""
+    """Name of the counted part, such as ``package-0`` or ``cuda:0``; unique in a meter."""
     read: Callable[[], float]
     """Returns joules since an arbitrary time. Raises an exception whose text says why the counter cannot be read."""
     range: float = 0.0

@@ -218,7 +218,8 @@ class Grammar:
         if not self.mask:
             raise UserError(f"structured_outputs.{kind} is refused: it allows only the empty output")
         self.has_failed = False
-        """Whether an answer has exceeded the limits; all answers of a grammar share some of them."""
+        """Whether an answer has exceeded a limit in ``LIMITS``. The answers of a grammar share the lexer's fuel and states, so the
+        grammar is compiled again for the next answer."""
 
     def start(self) -> LLMatcher:
         """Make a matcher for a new answer."""

@@ -26,7 +26,7 @@ class CheckpointNames:
     """Possible names of the first segment ``model`` in checkpoints of this family; the first one that the checkpoint has is used. The LM
     head is next to it: for ``language_model.model`` it is ``language_model.lm_head``."""
     root: str = "model"
-    """First segment in this checkpoint, once resolved; empty if names begin with ``layers.`` and ``embed_tokens.``."""
+    """First segment of names in the checkpoint, set by ``resolve``; empty if names begin with ``layers.`` or ``embed_tokens.``."""
     has_draft_layers: bool = False
     """Whether MTP layers may follow the model's own layers (``model.layers.N`` …). Like ``ignored`` tensors, they are not loaded."""
 

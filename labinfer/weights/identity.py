@@ -1,8 +1,10 @@
-"""Identity of a model: digests of all files that determine its output, taken at the first start and compared on later reads; no torch.
+"""Identity of a model: digests of all files that determine its output, taken at the first start and compared on later reads. Does
+not import torch.
 
-On one machine, a file whose stamp (size, modification and change times, inode) is unchanged was not written to. If stamps differ,
-digests of the contents are compared. A weight file of more than ``WHOLE_BYTES`` has a digest of its header and of samples of all its
-tensors, as reading the whole file takes as long as loading it; with ``--reproducible`` it has a digest of all its bytes, as any other file.
+A file has a stamp: its size, modification time, change time and inode. A file on one machine whose stamp is unchanged was not
+written to. If its stamp changed, digests of its contents are compared. A weight file of more than ``WHOLE_BYTES`` has a digest of
+its header and of samples of all its tensors, as reading the whole file takes as long as loading it; with ``--reproducible`` it has
+a digest of all its bytes, as any other file.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
     is_sampled: bool
     """Whether the digest is of samples."""
     stamps: list[str]
-    """``stamp`` of the file on each machine."""
+    """Result of ``stamp(path)`` for the file on each machine: its size, modification time, change time and inode."""
 
 
 Identity = dict[str, FileIdentity]
@@ -144,7 +146,7 @@ def identify(paths: Mapping[str, Path], whole: bool = False) -> Identity:
 
 
 def merge(parts: Iterable[Identity]) -> Identity:
-    """Merge the identities that several ranks computed of their copies of a model: the time stamps of all copies of a file."""
+    """Merge the identities that several ranks computed of their copies of a model: each file gets the stamps of all copies."""
     merged: Identity = {}
     for part in parts:
         for label, file in part.items():

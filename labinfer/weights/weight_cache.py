@@ -172,7 +172,8 @@ class WeightCache:
         return {path: header for path, header in headers if header and (header.checkpoint, header.code) == asked}
 
     def remove_superseded(self, path: Path, header: WeightHeader) -> None:
-        """Remove other files for the model, slice and options of ``header``: those of another checkpoint or other code."""
+        """Remove cache files that the file ``path`` with ``header`` replaces: files for its model, slice and options that were made
+        from another checkpoint or by another version of the code."""
         for file in self.files():
             other = try_header(file.path) if file.path != path else None
             if other and (other.model, other.slice, other.options) == (header.model, header.slice, header.options):

@@ -167,7 +167,8 @@ def _vectors(record: dict[str, Any]) -> list[Any]:
 
 
 def _prompt_logprobs(record: dict[str, Any]) -> list[Any]:
-    """Log-probabilities of the prompt by position: of a chat in the body, of a completion in its choices."""
+    """Log-probabilities of prompt tokens, by position. A chat response has them in its body, a completion in each of its
+    choices."""
     body = _body(record)
     return body.get("prompt_logprobs") or [
         entry for choice in body.get("choices", []) for entry in choice.get("prompt_logprobs") or []

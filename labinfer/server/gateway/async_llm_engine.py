@@ -130,7 +130,7 @@ class AsyncLLMEngine:
     @property
     def is_recovering(self) -> bool:
         """Whether an engine host has died, and not all of its open requests have resumed on the next one."""
-        return self._awaits_host or self._requests.has_trial
+        return self._awaits_host or self._requests.runs_suspect
 
     @property
     def has_work(self) -> bool:

@@ -21,9 +21,9 @@ from labinfer.server.link.frames import Abort, Add, FromGateway, Refused
 
 MAX_DEATHS = 2
 """Number of engine hosts that may die while they run one request alone; then the request is aborted."""
-TRIAL_TOKENS = (1, 16, 64)
-"""Number of tokens that a suspect must generate alone on a new engine host before other requests run: after one death
-of a host, after two, and after more."""
+ALONE_TOKENS = (1, 16, 64)
+"""Number of tokens that a suspect must generate alone on a new engine host before other requests run: the first number after one
+death of a host, the second after two, the third after more."""
 FORGIVEN_TOKENS = 256
 """Number of tokens that a request must generate on an engine host for earlier deaths of hosts to be forgotten."""
 
@@ -57,8 +57,8 @@ class OpenRequest:
     """Whether an engine host has accepted the request at any time."""
     deaths: int = 0
     """Number of engine hosts in a row that died while the request was running."""
-    is_tried: bool = False
-    """Whether the request has passed its trial alone on the current engine host, or needs none."""
+    has_run_alone: bool = False
+    """Whether the request, a suspect, has been submitted alone to the current engine host."""
     was_reached: bool = False
     """Whether the current engine host has sent any frame about the request."""
     tokens_before: int = 0
@@ -94,11 +94,11 @@ class OpenRequests:
         """Maps each key on the engine host to (request, index of the answer); the index is None if the key stands for
         the whole request."""
         self._attempts = itertools.count()
-        self._takes_all = False  # whether new requests are sent to the host at once; not during trials
-        self._trial: OpenRequest | None = None
-        self._last_trial: OpenRequest | None = None
-        """Suspect of the previous trial. It may still have killed the host, just after the token that ended its
-        trial."""
+        self._takes_all = False  # whether new requests are sent to the host at once; not while suspects run alone
+        self._suspect: OpenRequest | None = None
+        self._last_suspect: OpenRequest | None = None
+        """Suspect that ran alone before ``_suspect``. It may still have killed the host, just after the last token that it had to
+        generate alone."""
 
     @property
     def any_open(self) -> bool:
@@ -106,16 +106,16 @@ class OpenRequests:
         return bool(self._requests)
 
     @property
-    def has_trial(self) -> bool:
-        """Whether a suspect is running alone on trial, while all other requests wait."""
-        return self._trial is not None
+    def runs_suspect(self) -> bool:
+        """Whether a suspect is running alone, while all other requests wait."""
+        return self._suspect is not None
 
     def owners(self, keys: Iterable[str]) -> set[EngineTask]:
         """Tasks of the requests whose keys on the engine host are among ``keys``."""
         return {part[0].task for key in keys if (part := self._parts.get(key)) is not None}
 
     def add(self, task: EngineTask) -> None:
-        """Add the requests of a task. They are submitted at once, or after the trials of suspects."""
+        """Add the requests of a task. They are submitted at once, or once all suspects have run alone."""
         for number, state in enumerate(task.opened):
             request = self._requests[state.request.key] = OpenRequest(task=task, number=number)
             if self._takes_all:
@@ -127,22 +127,22 @@ class OpenRequests:
         requests = [self._requests.pop(key) for key in keys]
         for request in requests:
             self._take_back(request)
-        if self._trial in requests:
-            self._try_next()
+        if self._suspect in requests:
+            self._run_next_suspect()
 
     def begin(self) -> None:
         """Submit all open requests to an engine host that has just become ready."""
-        self._try_next()
+        self._run_next_suspect()
 
     def pause(self) -> None:
         """Keep all requests open until the next ``begin``: the engine host has dropped them for a reload."""
-        if self._trial is not None:
-            self._trial.is_tried = False
+        if self._suspect is not None:
+            self._suspect.has_run_alone = False
         for request in self._requests.values():
             request.was_reached = False
             request.keys.clear()
         self._parts.clear()
-        self._takes_all, self._trial, self._last_trial = False, None, None
+        self._takes_all, self._suspect, self._last_suspect = False, None, None
 
     def end(self, max_running: int) -> None:
         """Keep all requests open after the death of the engine host, and mark those that were running as suspects.
@@ -153,18 +153,20 @@ class OpenRequests:
         handed = [request for request in self._requests.values() if request.keys and not request.state.is_done]
         begun = [request for request in handed if request.new_tokens]
         waiting = [request for request in handed if not request.new_tokens]
-        trial, doubted = self._trial, None
-        if trial is not None and not trial.was_reached:
-            doubted = self._last_trial
-        running = [suspect for suspect in (trial, doubted) if suspect] if trial else [*begun, *waiting[:max_running]]
+        suspect, doubted = self._suspect, None
+        if suspect is not None and not suspect.was_reached:
+            doubted = self._last_suspect
+        running = (
+            [request for request in (suspect, doubted) if request] if suspect else [*begun, *waiting[:max_running]]
+        )
         for request in running:
             request.deaths = 1 if request.new_tokens >= FORGIVEN_TOKENS else request.deaths + 1
         for request in self._requests.values():
-            request.is_tried = False
+            request.has_run_alone = False
         self.pause()
-        if trial is not None and trial.deaths >= MAX_DEATHS + (doubted is not None):
-            message = f"the engine died {trial.deaths} times while it ran this request, so the request is aborted"
-            trial.task.fail(api_errors.given_up(message))
+        if suspect is not None and suspect.deaths >= MAX_DEATHS + (doubted is not None):
+            message = f"the engine died {suspect.deaths} times while it ran this request, so the request is aborted"
+            suspect.task.fail(api_errors.given_up(message))
 
     # Handlers of the host's frames.
 
@@ -190,30 +192,30 @@ class OpenRequests:
             request.task.fail(error)
 
     def update(self, key: str, update: AnswerUpdate) -> None:
-        """Pass the host's update of the answer ``key`` to its task. If this ends the trial of a suspect, begin the next
-        one."""
+        """Pass the host's update of the answer ``key`` to its task. If a suspect has now run alone for long enough, submit the next
+        suspect."""
         request, index = self._parts.get(key, (None, None))
         if request is None:
             return
         own = update if index is None else msgspec.structs.replace(update, index=index)
         if request.task.update(request.number, own):
             self._send(Abort(key, update.index))
-        if request is self._trial and self._is_cleared(request):
+        if request is self._suspect and self._is_cleared(request):
             self._take_back(request)
-            self._try_next()
+            self._run_next_suspect()
 
     # Submission to the host.
 
     def _is_cleared(self, request: OpenRequest) -> bool:
-        least = TRIAL_TOKENS[min(request.deaths, len(TRIAL_TOKENS)) - 1]
+        least = ALONE_TOKENS[min(request.deaths, len(ALONE_TOKENS)) - 1]
         return request.state.is_done or request.new_tokens >= least
 
-    def _try_next(self) -> None:
-        """Submit the next suspect alone for its trial. If none is left, submit all other requests."""
-        self._last_trial, self._trial = self._trial, None
+    def _run_next_suspect(self) -> None:
+        """Submit the next suspect alone. If none is left, submit all other requests."""
+        self._last_suspect, self._suspect = self._suspect, None
         for request in list(self._requests.values()):
-            if request.deaths and not request.is_tried and not request.state.is_done:
-                request.is_tried, self._trial = True, request
+            if request.deaths and not request.has_run_alone and not request.state.is_done:
+                request.has_run_alone, self._suspect = True, request
                 self._hand_over(request)
                 return
         self._takes_all = True

@@ -9,15 +9,15 @@ from labinfer.base.clock import Clock
 from labinfer.base.config import EngineOptions
 from labinfer.base.errors import UserError
 from labinfer.server.supervisor.launch_command import LaunchCommand
-from labinfer.server.supervisor.probe_hosts import probe_hosts
+from labinfer.server.supervisor.reachable_hosts import reachable_hosts
 from labinfer.server.supervisor.smaller_layout import smaller_layout
 
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Seconds within which a machine must answer a probe."""
-PROBE_INTERVAL_SECONDS = 1.0
-"""Minimum seconds between two probes, as some machines refuse the connection at once."""
+"""Seconds within which a machine must answer a call, which runs a short command on it."""
+CALL_INTERVAL_SECONDS = 1.0
+"""Minimum seconds between two calls of a machine, as some machines refuse the connection at once."""
 
 
 class ElasticRestart:
@@ -64,7 +64,7 @@ class ElasticRestart:
         if len(self._command.hosts) < 2:
             return self._again
         self._nodes, begin = self._nodes or self._read_nodes(), self._clock()
-        answers = self._probe(self._command.hosts, ANSWER_SECONDS)
+        answers = self._call(self._command.hosts, ANSWER_SECONDS)
         if self._awaited(answers):
             answers = self._wait_for_others(answers, begin)
         if self._signum():
@@ -99,12 +99,12 @@ class ElasticRestart:
             left = begin + self._timeout - called
             if left <= 0:
                 break
-            back = self._probe(self._away(answers), min(ANSWER_SECONDS, max(left, PROBE_INTERVAL_SECONDS)))
+            back = self._call(self._away(answers), min(ANSWER_SECONDS, max(left, CALL_INTERVAL_SECONDS)))
             answers = answers | back
             if back:
                 logger.warning("%s answers again after %.0f s", " and ".join(back), self._clock() - begin)
             else:
-                self._clock.sleep(max(0.0, called + PROBE_INTERVAL_SECONDS - self._clock()))
+                self._clock.sleep(max(0.0, called + CALL_INTERVAL_SECONDS - self._clock()))
         return answers
 
     def _go_on_without(self, answers: dict[str, str]) -> list[str]:
@@ -122,5 +122,5 @@ class ElasticRestart:
         logger.warning("restarting without %s: %d of %d ranks, with %s", names, len(left), len(self._nodes), layout)
         return self._command.start(list(answers), len(left)) + flags
 
-    def _probe(self, hosts: Sequence[str], seconds: float) -> dict[str, str]:
-        return probe_hosts(self._command, hosts, seconds, lambda: bool(self._signum()))
+    def _call(self, hosts: Sequence[str], seconds: float) -> dict[str, str]:
+        return reachable_hosts(self._command, hosts, seconds, lambda: bool(self._signum()))

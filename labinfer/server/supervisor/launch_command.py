@@ -1,4 +1,4 @@
-"""LaunchCommand: an mpirun command line whose hosts can be replaced, to start ranks on some of them or to probe one."""
+"""LaunchCommand: an mpirun command line whose hosts can be replaced, to start ranks on some of them, or a short command on one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LaunchCommand:
         """Return the command line that starts ``num_ranks`` ranks on ``hosts`` only."""
         return self._launcher(hosts, num_ranks) + self._words[self._program :]
 
-    def probe(self, host: str) -> list[str]:
+    def print_node_name(self, host: str) -> list[str]:
         """Return a command line that starts ``PRINT_NODE_NAME`` on ``host`` through the launcher. ``NODE_NAME`` finds
         the name in the output."""
         return [*self._launcher([host], 1), "sh", "-c", PRINT_NODE_NAME]

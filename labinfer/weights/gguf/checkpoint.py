@@ -256,7 +256,8 @@ def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
 
 
 def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
-    """Indices in the file of the rows (or columns) with the indices ``numbers`` (a range) in the checkpoint."""
+    """Rows (or columns) of a GGUF tensor at which it has rows ``numbers`` (a range) of the Hugging Face tensor; ``order`` is the
+    permutation of the rows, None for none."""
     return torch.arange(*numbers) if order is None else order.stored(*numbers)
 
 

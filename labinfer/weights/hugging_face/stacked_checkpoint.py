@@ -17,7 +17,8 @@ from labinfer.weights.tensor_files import PLAIN
 
 
 class StackedCheckpoint(Checkpoint):
-    """``Checkpoint`` that reads a matrix from its stack, if the files have the stack's tensor."""
+    """``Checkpoint`` in which an expert's matrix may be stored in a stack: one tensor with the matrices of all experts of a
+    layer."""
 
     def __init__(self, directory: Path, formats: Formats):
         self._names_of_stacks: dict[str, tuple[str, ...]] = {}

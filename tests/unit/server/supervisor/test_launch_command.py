@@ -30,7 +30,7 @@ def test_hosts_that_are_left_are_the_launchers_only_ones(before, after, asked, t
     command = read(before, tmp_path)
     assert command.hosts == ("a", "b", "c")
     assert command.start(["c", "a"], 2) == after.split() + PROGRAM
-    assert command.probe("c") == [*asked.split(" "), "numactl", "-l", "sh", "-c", PRINT_NODE_NAME]
+    assert command.print_node_name("c") == [*asked.split(" "), "numactl", "-l", "sh", "-c", PRINT_NODE_NAME]
 
 
 def test_host_file_is_written_anew(tmp_path):

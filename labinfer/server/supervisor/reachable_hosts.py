@@ -1,4 +1,4 @@
-"""probe_hosts: finds the hosts that a launcher can reach, by starting a short command on each."""
+"""reachable_hosts: finds the hosts that a launcher can reach, by starting a short command on each."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from labinfer.server.supervisor.launch_command import NODE_NAME, LaunchCommand
 POLL_SECONDS = 0.05
 
 
-def probe_hosts(
+def reachable_hosts(
     command: LaunchCommand, hosts: Sequence[str], seconds: float, is_over: Callable[[], bool]
 ) -> dict[str, str]:
     """Start a short command on each host through the launcher. Returns the node name of each host that answers within
     ``seconds``.
 
     Args:
-        is_over: returns whether a signal has arrived; the probe then ends early.
+        is_over: returns whether a signal has arrived; then no further answers are awaited.
     """
-    probes = {host: _start(command.probe(host)) for host in hosts}
+    processes = {host: _start(command.print_node_name(host)) for host in hosts}
     until = time.monotonic() + seconds
-    while any(probe.poll() is None for probe in probes.values()) and time.monotonic() < until and not is_over():
+    while any(process.poll() is None for process in processes.values()) and time.monotonic() < until and not is_over():
         time.sleep(POLL_SECONDS)
-    matches = {host: NODE_NAME.search(_end(probe)) for host, probe in probes.items()}
+    matches = {host: NODE_NAME.search(_end(process)) for host, process in processes.items()}
     return {host: match[1] for host, match in matches.items() if match}
 
 
