@@ -24,7 +24,7 @@ class Child(NamedTuple):
     """Candidate beam: a parent beam with one more token."""
 
     score: float
-    """Sum of the log-probabilities of its tokens."""
+    """Sum of the log-probabilities of the beam's tokens."""
     parent: int
     token: int
 
@@ -54,13 +54,12 @@ class BeamGroup:
 
     @staticmethod
     def num_candidates(sampling: SamplingParams, ends: Collection[int]) -> int:
-        """Number of likeliest tokens to fetch for each beam; equally many candidates are kept over all beams. It is
-        large enough that the search can continue even if each beam's likeliest tokens are stop tokens."""
+        """Number of likeliest next tokens to fetch for each beam, and of candidates to keep over all beams. It is large enough that
+        the search can continue even if each beam's likeliest tokens are stop tokens."""
         return max(2, 1 + len(ends)) * sampling.num_beams
 
     def take(self, member: Sequence, result: EntryResult) -> bool:
-        """Store the likeliest next tokens of the beam ``member``. Returns whether all active beams have stored
-        theirs."""
+        """Store the likeliest next tokens of the beam ``member``. Returns whether all active beams have next tokens now."""
         self._tops[self.members.index(member)] = result.logprobs[0].top
         return len(self._tops) == len(self.scores)
 

@@ -32,7 +32,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         # A stack: the block freed last is reused first, so that unneeded memory is never touched.
         self._free = list(reversed(range(num_blocks)))
-        self._ref_counts: dict[int, int] = {}  # of the blocks in use
+        self._ref_counts: dict[int, int] = {}  # block in use → number of its references
         self._eviction = eviction()
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
@@ -52,7 +52,7 @@ class BlockManager:
         """Fraction of the blocks in use."""
         return len(self._ref_counts) / self.num_blocks if self.num_blocks else 0.0
 
-    # Tokens of a sequence, counted in blocks.
+    # Conversions between numbers of tokens and of blocks.
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks that hold ``num_tokens`` tokens."""
@@ -165,7 +165,7 @@ class BlockManager:
         return block
 
     def check_integrity(self) -> None:
-        """Assert that every block is in exactly one state (free, evictable or in use), and that both digest maps agree."""
+        """Assert that every block is in exactly one state (free, evictable or in use), and that the maps block → digest and digest → block agree."""
         free, used = set(self._free), self._ref_counts.keys()
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & used, "a block is in two states"

@@ -10,7 +10,7 @@ from labinfer.engine.block_manager import BlockManager
 
 
 class BlockGroup(NamedTuple):
-    """Device and host pool of the layers that cache equal tokens (such as all sliding-window layers), with the kinds of their moves."""
+    """KV-block pools (device and host) of layers that cache equal tokens, such as all sliding-window layers, and kinds of ``CacheMove``."""
 
     blocks: BlockManager
     """The pool that attention reads."""
@@ -75,7 +75,7 @@ class BlockTable:
         self.num_freed = self.num_known = 0
 
     def copies_for_shift(self, pool: BlockManager, begin: int, end: int, num_tokens: int) -> int:
-        """Number of free blocks that ``shift`` with the same arguments needs: copies of shared blocks, minus blocks that it frees."""
+        """Number of free blocks that ``shift`` with the same arguments needs: copies of shared blocks, minus the removed blocks."""
         first, last, filled = pool.full_blocks(begin), pool.full_blocks(end), pool.blocks_for(num_tokens)
         freed = sum(not pool.is_shared(block) for block in self.blocks[max(first, self.num_freed) : last])
         return sum(map(pool.is_shared, self.blocks[max(last, self.num_freed) : filled])) - freed

@@ -117,7 +117,7 @@ class BlockTables:
         while length != len(shared):
             length = len(shared)
             if self.states is not None:
-                shared = shared[: self.states.deepest(digests[: len(shared)])]
+                shared = shared[: self.states.num_restorable(digests[: len(shared)])]
             if self.windows is not None:
                 shared = shared[: self.windows.find(cache, digests[: len(shared)])]
         return shared
@@ -246,7 +246,7 @@ class BlockTables:
         return self.states is None or self.states.slots.num_free > 0
 
     def truncate(self, cache: SequenceCache, num_tokens: int) -> None:
-        """Keep only the first ``num_tokens`` tokens. With recurrent states, roll back to the saved one; ``cache.num_again``
+        """Keep only the first ``num_tokens`` tokens. With recurrent states, roll back to the saved state; ``cache.num_again``
         tokens must then be run again."""
         assert num_tokens <= cache.num_tokens and not cache.host_blocks
         if self.states is not None:
@@ -257,7 +257,7 @@ class BlockTables:
         full = self.blocks.full_blocks(num_tokens)
         for group, table in self._tables(cache):
             table.truncate(group.blocks, num_tokens)
-        del cache.digests[full:]  # the next tokens may differ
+        del cache.digests[full:]  # other tokens may fill these blocks next
         cache.num_tokens, cache.num_registered = num_tokens, min(cache.num_registered, full)
 
     def draft_limit(self, cache: SequenceCache) -> int | None:
@@ -369,7 +369,7 @@ class BlockTables:
             pool.check_ref_counts(block for table in tables for block in table)
 
     def _copy(self, kind: MoveKind, source: int, dest: int) -> None:
-        """Record a copy of block ``source`` to ``dest``, as part of the last recorded move if the order of the two does not matter."""
+        """Record a copy of block ``source`` to ``dest``, as part of the last recorded move if the order of both copies does not matter."""
         last = self._moves[-1] if self._moves else None
         if (
             last

@@ -16,7 +16,7 @@ BLOCKS_TO_WINDOW_BLOCK = 4
 """Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
 both pools together."""
 DRAFT_STATE_SHARE = 0.2
-"""Fraction of the cache memory that counts for a draft model, whose states take at most ``STATE_FRACTION`` of it."""
+"""Fraction of the cache memory counted as a draft model's. Its states take at most ``STATE_FRACTION`` of that part."""
 
 Summed = TypeVar("Summed")
 
@@ -161,7 +161,7 @@ class CacheRoom:
 
 
 def pool_rooms(rooms: Sequence[CacheRoom], memories: Sequence[Hashable]) -> list[CacheRoom]:
-    """Pool the memory of ranks that share it: each of them gets the sum.
+    """Pool the memory of ranks that share it: each of these ranks gets the sum.
 
     The memory is not split beforehand, because all ranks have equally many blocks but different bytes per block.
 

@@ -13,7 +13,7 @@ THINKING_BUDGET = "thinking_budget"
 
 
 def check_constraints(request: Request, ends: Collection[int], vocab_size: int, mask: bytes = b"") -> None:
-    """Reject constraints that allow no first token. If they allow no later token, the answer is aborted.
+    """Reject constraints that allow no first token. If no later token is allowed, the answer is aborted.
 
     Args:
         ends: stop token ids.

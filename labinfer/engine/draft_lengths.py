@@ -15,21 +15,21 @@ POSITION_WEIGHT = 4.0
 """Weight of the acceptance rate of a draft position (over all sequences) as the prior of a sequence's own rate, in
 drafted tokens."""
 KEPT = 0.98
-"""Decay of a draft position's acceptance rate per verified token: about the last 50 count."""
+"""Decay of a draft position's acceptance rate per verified token: about the last 50 tokens count."""
 KEPT_OF_SEQUENCE = 0.9
 """Decay of a sequence's acceptance rate per verified draft."""
-PROBE_STEPS = 32
-"""Steps without drafts after which one sequence gets a short probe draft, in case acceptance has improved."""
-MAX_PROBE_STEPS = 512
-"""Upper bound of the probe interval, which doubles after each failed probe."""
-PROBE_TOKENS = 2
+RETRY_STEPS = 32
+"""Steps without drafts after which drafting is retried: one sequence gets a short draft, in case acceptance has improved."""
+MAX_RETRY_STEPS = 512
+"""Upper bound of the interval between retries, which doubles after each retry whose draft is rejected."""
+RETRY_TOKENS = 2
 MAX_DRAFTED = 64
 """Maximum number of drafted tokens in a step: more rows always cost time, and so does the search for the best number."""
 HOPELESS = 0.02
 """Acceptance probability below which no token is drafted."""
 
 LEAST_GAIN = 1.1
-"""Minimum predicted speed-up of drafting (tokens per second, relative to no drafts): times and rates are inexact."""
+"""Minimum predicted speed-up of drafting (tokens per second, relative to no drafts); above 1, as predictions are inexact."""
 
 ShapeSeconds = Callable[[int, int], float]
 """``(num_micro_batches, num_drafted)`` → predicted seconds of a round (one step of every micro-batch) with
@@ -74,12 +74,12 @@ class DraftLengths:
     """Acceptance rate of each draft position, given that all tokens before it were accepted."""
     _sequences: dict[Sequence, DecayedRate] = field(default_factory=dict)
     _steps_without: int = 0
-    _probe_steps: int = PROBE_STEPS
-    _num_probes: int = 0
-    _probed: Sequence | None = None
+    _retry_steps: int = RETRY_STEPS
+    _num_retries: int = 0
+    _retried: Sequence | None = None
     _draft_seconds: float = 0.0  # drafter's time for a step, per token of its longest draft
     _declined: tuple[frozenset[Sequence], int, int] | None = None
-    """Arguments of the last ``choose`` that found no draft worthwhile: until new measurements, the answer for them is reused."""
+    """Arguments of the last ``choose`` that found no draft worthwhile: until new measurements, equal arguments get no drafts."""
 
     def __post_init__(self) -> None:
         self.positions = [DecayedRate() for _ in range(self.max_length)]
@@ -101,16 +101,16 @@ class DraftLengths:
             self._steps_without = 0
             return chosen
         self._steps_without += 1
-        if self._steps_without < self._probe_steps:
+        if self._steps_without < self._retry_steps:
             return {}
         self._steps_without = 0
         self._declined = None
         self._draft_seconds *= KEPT  # so that a drafter that was too slow is measured again eventually
-        self._probed = list(limits)[
-            self._num_probes % len(limits)
+        self._retried = list(limits)[
+            self._num_retries % len(limits)
         ]  # round-robin: some sequences never have a draft to verify
-        self._num_probes += 1
-        return {self._probed: min(PROBE_TOKENS, limits[self._probed])}
+        self._num_retries += 1
+        return {self._retried: min(RETRY_TOKENS, limits[self._retried])}
 
     def _best(
         self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int
@@ -124,7 +124,7 @@ class DraftLengths:
             lambda count, longest: seconds(rows + count) + num_micro_batches * longest * self._draft_seconds,
         )
 
-    def choose_behind(
+    def choose_further_chunks(
         self,
         limits: dict[Sequence, int],
         others: Iterable[Sequence],
@@ -145,7 +145,7 @@ class DraftLengths:
             drafting_step_seconds: predicts the seconds of one step of the round on the rank that drafts.
             count: number of micro-batches in flight.
         """
-        # Length of each draft in flight, assumed to be that of the longest: the drafter runs once per token of it.
+        # Every draft in flight counts as long as the longest one: the drafter runs once per token of the longest draft.
         longest_before = 1 + max((max(s.draft_positions, default=-1) for s in [*limits, *others]), default=-1)
         chances, expected = {}, 0.0
         for sequence in [*limits, *others]:
@@ -233,10 +233,10 @@ class DraftLengths:
         """
         self._declined = None
         if num_accepted:
-            self._probe_steps = PROBE_STEPS
-        elif sequence is self._probed:
-            self._probe_steps = min(2 * self._probe_steps, MAX_PROBE_STEPS)
-        self._probed = None if sequence is self._probed else self._probed
+            self._retry_steps = RETRY_STEPS
+        elif sequence is self._retried:
+            self._retry_steps = min(2 * self._retry_steps, MAX_RETRY_STEPS)
+        self._retried = None if sequence is self._retried else self._retried
         num_tried = min(len(positions), num_accepted + 1)
         for index, position in enumerate(positions[:num_tried]):
             self.positions[position].add(int(index < num_accepted), 1, KEPT)
@@ -246,4 +246,4 @@ class DraftLengths:
         """Drop the acceptance rates of sequences that have ended."""
         for sequence in sequences:
             self._sequences.pop(sequence, None)
-            self._probed = None if sequence is self._probed else self._probed
+            self._retried = None if sequence is self._retried else self._retried

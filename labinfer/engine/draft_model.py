@@ -85,9 +85,9 @@ class DraftModelProposer:
     and temperature, and the random numbers of its seed at that position. If both models predict similar distributions,
     equal random numbers make them choose equal tokens (Daliri, Musco & Suresh 2024, arXiv:2408.07978).
 
-    The draft model has its own KV cache. Rejected tokens are overwritten there. Tokens that it has not seen are run in
-    one chunk that ends with the sequence's last token, after which the first drafted token is sampled. A recurrent state
-    is rolled back to before the first drafted token.
+    The draft model has its own KV cache. Rejected tokens are overwritten there. Tokens that the draft model has not seen are run in
+    one chunk that ends with the sequence's last token, after which the first drafted token is sampled. A recurrent state is rolled
+    back to before the first drafted token.
 
     Args:
         model: the draft model; no token is drafted beyond its context length.

@@ -61,7 +61,7 @@ class Drafts(Speculation):
         self._max_tokens, self._max_chunk = max_tokens, max_chunk
         self._clock = clock
         self._draft_time = self._drafting_step_time = None
-        if draft_times is not None:  # called up to 64 times per step
+        if draft_times is not None:  # each is called up to 64 times per step
             self._draft_time = lru_cache(1 << 14)(draft_times.draft_time)
             self._drafting_step_time = lru_cache(1 << 14)(draft_times.drafting_step_time)
         self.continuous = continuous
@@ -71,10 +71,10 @@ class Drafts(Speculation):
         self._lengths = DraftLengths(max_length=max_tokens)
         self._chooses_lengths = chooses_lengths and draft_times is not None
         self._asked_before: set[Sequence] = set()  # sequences that the proposer knows
-        self._token_seconds = 0.0  # predicted for the last step with drafts, had it had none
+        self._token_seconds = 0.0  # predicted seconds per token of the last drafted step without its drafts
         self._overheads = RoundOverheads(num_baseline=2 if self._uses_mtp else 1)
-        self._last_result: float | None = None  # time of the last step's result; None after idling
-        self._seconds_since = 0.0  # time of the proposer since the last result
+        self._last_result: float | None = None  # when the last result arrived; None after idling
+        self._seconds_since = 0.0  # seconds in the proposer since the last result
         self._is_plain = False  # whether the current round is a baseline without drafts
 
     def propose(
@@ -117,7 +117,7 @@ class Drafts(Speculation):
         not change the tokens between which shifts occur.
 
         Args:
-            chosen: number of tokens to run by sequence; is increased.
+            chosen: sequence → number of tokens to run; the drafted tokens are added.
             decodes: sequences of ``chosen`` that may have a draft.
             room: tokens left in the step's token budget.
             num_micro_batches: number of micro-batches like this one in flight at once.
@@ -141,40 +141,40 @@ class Drafts(Speculation):
     def _extend_in_flight(
         self,
         chosen: MutableMapping[Sequence, int],
-        on_their_way: list[Sequence],
+        in_flight: list[Sequence],
         *,
         num_sequences: int,
         room: int,
         eos_token_ids: frozenset[int],
         count: int,
     ) -> None:
-        """Choose draft-only chunks for sequences whose tokens are all in flight, to run if all of these are accepted.
+        """Choose draft-only chunks for sequences whose tokens are all in flight. A chunk counts if those tokens are accepted.
 
         Discarded chunks cost only time of stages that would otherwise be idle. Models with recurrent states get no such
         chunks, as only the state before the oldest chunk is saved. An MTP layer makes none either, as it drafts after
         sampled tokens only.
 
         Args:
-            chosen: number of tokens to run by sequence; empty at the call.
-            on_their_way: sequences whose tokens are all in flight.
+            chosen: sequence → number of tokens to run; empty at the call.
+            in_flight: sequences whose tokens are all in flight.
             num_sequences: maximum number of sequences to choose, of those with the fewest chunks in flight.
             room: tokens left in the step's token budget.
             count: number of micro-batches in flight.
         """
         if self.proposer is None or not self.continuous or self._uses_mtp or self._tables.states is not None:
             return
-        if self._is_plain:  # a baseline round gets no draft chunks behind it either
+        if self._is_plain:  # a baseline round gets no draft-only chunks either
             return
         limits = {
             sequence: limit
-            for sequence in on_their_way
+            for sequence in in_flight
             if (limit := self._limit(sequence, room, self._max_chunk - 1 - len(sequence.draft))) > 0
         }
         fewest = min((sequence.num_in_flight for sequence in limits), default=0)
         first = [sequence for sequence in limits if sequence.num_in_flight == fewest][:num_sequences]
         limits = {sequence: limits[sequence] for sequence in first}
-        num_before = sum(len(sequence.draft) for sequence in on_their_way)
-        num_entries = sum(sequence.num_in_flight for sequence in on_their_way)
+        num_before = sum(len(sequence.draft) for sequence in in_flight)
+        num_entries = sum(sequence.num_in_flight for sequence in in_flight)
 
         def round_shape(num_micro_batches: int, num_drafted: int) -> tuple[int, int, float]:
             entries = num_entries + (len(limits) if num_micro_batches > count else 0)
@@ -187,8 +187,8 @@ class Drafts(Speculation):
             return self._drafting_step_time(*round_shape(num_micro_batches, num_drafted))
 
         if limits and self._chooses_lengths:
-            others = [sequence for sequence in on_their_way if sequence not in limits]
-            limits = self._lengths.choose_behind(limits, others, seconds, drafting_step_seconds, count)
+            others = [sequence for sequence in in_flight if sequence not in limits]
+            limits = self._lengths.choose_further_chunks(limits, others, seconds, drafting_step_seconds, count)
         if not limits:
             return
         num_drafted, draft_seconds = self._draft(limits, chosen, room, eos_token_ids)
@@ -234,7 +234,7 @@ class Drafts(Speculation):
         keys and values.
 
         Args:
-            chosen: number of tokens to run by sequence.
+            chosen: sequence → number of tokens to run.
             num_micro_batches: see ``propose``.
         """
         if not self._uses_mtp:
@@ -319,7 +319,7 @@ class Drafts(Speculation):
         return True
 
     def _limit(self, sequence: Sequence, *limits: int) -> int:
-        """Maximum draft length of a sequence, at most ``limits``; 0 if tokens of it are unscheduled."""
+        """Maximum draft length of a sequence, at most ``limits``; 0 if it has unscheduled tokens."""
         if not sequence.may_draft or sequence.num_unscheduled:
             return 0
         limit = self._tables.draft_limit(sequence.cache)

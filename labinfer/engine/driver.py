@@ -16,7 +16,7 @@ IDLE_SECONDS = 0.01
 Owner = Hashable
 """A caller's key of an open request; unique among open requests."""
 StepOutputs = list[tuple[Owner, AnswerUpdate]]
-"""The updates of one step, each with the owner of its request."""
+"""Answer updates of one step, each with the ``Owner`` key of the request that the answer belongs to."""
 
 
 class EngineDriver:
@@ -31,7 +31,7 @@ class EngineDriver:
         self.engine, self._clock, self._recorder = engine, clock, recorder
         self._sequences: dict[Owner, list[Sequence]] = {}
         self._owners: dict[int, Owner] = {}  # by ``seq_id``
-        self._overflow: tuple[Owner, Request] | None = None  # refused by a full queue, and retried next
+        self._overflow: tuple[Owner, Request] | None = None  # request refused by a full queue, retried next
 
     @property
     def has_work(self) -> bool:
@@ -71,7 +71,7 @@ class EngineDriver:
         """Launch all micro-batches that may start, and wait for the oldest one. Returns [] if none is in flight.
 
         Args:
-            launches: whether to launch any; False only collects the oldest result.
+            launches: whether to launch micro-batches; False only collects the oldest result.
         """
         with self._recorder.slice("engine"):
             advanced = self.engine.step() if launches else self.engine.poll_result()

@@ -11,8 +11,8 @@ class Guide(Protocol):
     """Grammar matcher of one answer. Its state is a function of the answer's tokens alone."""
 
     mask: bytes
-    """Bit mask of the allowed next tokens: token i is allowed if bit ``i % 8`` of byte ``i // 8`` is set; bits beyond
-    its end are 0. Stop tokens are allowed if the answer is complete. Empty: no further token is allowed."""
+    """Bit mask of the allowed next tokens: token i is allowed if bit ``i % 8`` of byte ``i // 8`` is set; bits beyond the mask's
+    end are 0. Stop tokens are allowed if the answer is complete. Empty: no further token is allowed."""
     error: str
     """Reason why an incomplete answer has no allowed token; empty otherwise."""
 

@@ -39,7 +39,7 @@ class MicroBatchCount:
         return max(count, self._num_stages) if has_prompts else count
 
     def round_time(self, count: int, num_decoding: int) -> float:
-        """Predicted seconds of a round (one step of each) of ``count`` micro-batches, without drafts."""
+        """Predicted seconds of a round: one step of each of ``count`` micro-batches, without drafts."""
         return self.draft_time(count, num_decoding, 0)
 
     def draft_time(self, count: int, num_decoding: int, num_drafted: float) -> float:

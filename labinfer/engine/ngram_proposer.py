@@ -42,8 +42,7 @@ class NgramProposer:
 
 
 class IndexedText:
-    """Tokens with an index of their n-grams of length ``least``: the end of the latest occurrence, linked to the
-    earlier ones.
+    """Tokens, with an index: n-gram of length ``least`` → end of its latest occurrence, linked to earlier occurrences.
 
     Each token adds one dictionary entry and one list entry. A look-up takes at most ``MAX_MATCHES`` comparisons.
     """
@@ -65,8 +64,7 @@ class IndexedText:
         self._tokens = tokens
 
     def continuation(self, limit: int) -> list[int]:
-        """Return ``limit`` tokens that followed the longest earlier match of the last tokens; the latest match among
-        equals. Empty without a match.
+        """Return ``limit`` tokens that followed the longest earlier match of the last tokens; the latest of equally long ones. Empty without a match.
 
         If fewer than ``limit`` tokens follow the match, they are repeated.
         """

@@ -19,7 +19,7 @@ def make_start(sequence: Sequence) -> SequenceStart:
 
 
 def make_entry(sequence: Sequence, count: int) -> BatchEntry:
-    """Make the entry for the last ``count`` scheduled tokens of a sequence, and mark them and its blocks as sent."""
+    """Make the entry for the last ``count`` scheduled tokens of a sequence, and mark these tokens and its blocks as sent."""
     cache, begin = sequence.cache, sequence.num_scheduled - count
     num_tokens = len(sequence.token_ids)
     num_tokens_sent = max(sequence.num_tokens_sent, min(num_tokens, sequence.num_scheduled))

@@ -76,7 +76,7 @@ class SchedulerState:
     num_decoding: int
     """Sequences that generate, including those with a token in flight."""
     prefill_tokens: int
-    """Unscheduled prompt tokens of running sequences; of waiting ones too if the first of them could be admitted now."""
+    """Unscheduled prompt tokens of running sequences; also those of waiting sequences if the first one could be admitted now."""
     free_fraction: float
     """Fraction of the KV blocks that are free or evictable."""
     num_micro_batches: int

@@ -31,7 +31,7 @@ class RequestQueues:
         self._policy, self._num_slots, self._clock, self._prefill_key = policy, num_slots, clock, prefill_key
         self.waiting: list[Sequence] = []  # by sort key
         self.running: list[Sequence] = []  # by sort key
-        self._groups: list[SequenceGroup] = []  # admitted, each with a slot for every member
+        self._groups: list[SequenceGroup] = []  # admitted groups: a slot is reserved for every member
 
     def enqueue(self, sequence: Sequence) -> None:
         """Insert a new or preempted sequence into the waiting queue."""
@@ -92,13 +92,13 @@ class RequestQueues:
     def candidates(self) -> Iterator[Sequence]:
         """Yield waiting sequences in the order of admission. Ends once the caller does not admit the yielded sequence.
 
-        A preempted beam comes before all others: its slot is kept, and other beams may be idle until it has its token.
+        A preempted beam comes before all others: its slot is kept, and other beams may be idle until this beam has its token.
         """
         if not self.waiting or len(self.running) >= self._num_slots:
             return
         beams: list[Sequence] = []
         queues: dict[str, deque[Sequence]] = {}
-        for sequence in self.waiting:  # by sort key, so that only each queue's first can be next
+        for sequence in self.waiting:  # sorted by key, so only the first of each queue can be next
             group = sequence.group
             if group is None or self._is_new_group(sequence):
                 queues.setdefault(sequence.request.user, deque()).append(sequence)

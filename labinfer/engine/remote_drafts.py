@@ -47,7 +47,7 @@ class AskedSequence:
 
 
 class RemoteProposer:
-    """Returns drafts that another rank made during the last step, and requests the next ones.
+    """Proposer on rank 0 that returns drafts made by another rank during the last step, and requests the next drafts.
 
     Each request asks for the tokens after the draft just returned, beginning with the one that the model samples after
     it. If the whole draft is accepted, the next draft is ready. If part of it is rejected, new tokens are requested,

@@ -42,7 +42,7 @@ class Request:
     """User for ``--scheduling-policy fair``, which takes the users in turn."""
     is_chat: bool = False
     """Whether the answers are chat replies, which are parsed into reasoning, content and tool calls by delimiters in the text."""
-    goes_on: bool = False
+    continues_message: bool = False
     """Whether chat replies continue a message that the prompt has begun, so that leading whitespace is kept."""
     before_form: str = ""
     """With structured outputs: grammar rules of the text before the constrained part, such as reasoning; see ``text/reply_grammar.py``."""
@@ -68,7 +68,7 @@ class FinishedBeam(msgspec.Struct, frozen=True, array_like=True):
     """Finished answer of a beam search."""
 
     score: float
-    """Sum of its tokens' log-probabilities, divided by its length to the power of the length penalty."""
+    """Sum of the tokens' log-probabilities, divided by the number of tokens to the power of the length penalty."""
     token_ids: list[int]
     finish_reason: FinishReason
 

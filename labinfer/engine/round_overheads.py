@@ -12,8 +12,7 @@ MIN_ROUNDS = 3
 """Minimum samples for an overhead estimate. Samples are grouped by batch size and number of drafted tokens
 (``RoundOverheads``)."""
 BASELINE_EVERY = 64
-"""Interval, in rounds, of baseline rounds, in which drafting is suppressed. None is forced if a round without drafts
-has occurred by itself."""
+"""Interval, in rounds, of baseline rounds, in which drafting is suppressed. No round is suppressed if one without drafts has occurred by itself."""
 FIRST_BASELINE_EVERY = 4
 """Interval, in rounds, of attempts to get a first baseline round without drafts."""
 FORGET_AFTER = 1024

@@ -350,7 +350,7 @@ class Scheduler:
         return count
 
     def _shift_context(self, sequence: Sequence) -> bool:
-        """Shift the context: remove half of the tokens after those to keep. Returns whether there were free blocks for it."""
+        """Shift the context: remove half of the tokens after the ``--keep`` first ones. Returns whether enough blocks were free."""
         return self._tables.shift(sequence.cache, *self.shifted(sequence.max_context))
 
     def _preempt_for(self, sequence: Sequence, chosen: Collection[Sequence] = ()) -> bool:
@@ -368,7 +368,7 @@ class Scheduler:
         else:
             self._tables.release(victim.cache)
             if victim.needs_all_prompt_outputs:
-                victim.prompt_logprobs = []  # computed again with the prompt
+                victim.prompt_logprobs = []  # recomputed with the prompt
         victim.num_preemptions += 1
         self.counts["preemptions"] += 1
         self.queues.enqueue(victim)

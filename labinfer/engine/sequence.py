@@ -328,7 +328,7 @@ class SequenceGroup(Protocol):
         """Whether ``member`` has its next token and waits for the other members."""
 
     def take(self, member: Sequence, result: EntryResult) -> bool:
-        """Store a member's result. Returns whether all members have theirs."""
+        """Store a member's result. Returns whether all members have one."""
 
     def advance(self) -> FinishReason | None:
         """Append a token to each member, where some may become copies of others. Returns the finish reason once the group ends."""

@@ -30,7 +30,7 @@ class EngineSpec(CacheSizes):
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end an answer unless its request ignores them."""
     drafting_stage: int | None = 0
-    """Stage of the rank that drafts, whose steps wait for it; None if a spare rank drafts."""
+    """Stage of the rank that runs the drafter; steps of this stage wait while it drafts. None if a spare rank drafts."""
     is_one_cpu_host: bool = False
     """Whether all stages compute on CPUs of one machine, where busy stages use the cores of idle ones."""
     step_times: StepTimes | None = None

@@ -14,7 +14,7 @@ class Speculation:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Counters since the start; the scheduler adds its own."""
+        """Counters since the start; the scheduler adds its own counters."""
 
     def propose(
         self,

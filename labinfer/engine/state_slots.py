@@ -29,7 +29,7 @@ class StateSlots:
         self.host = BlockManager(num_host_slots, 1, prefix_caching=False)
         self.interval = interval
 
-    def deepest(self, digests: Sequence[bytes]) -> int:
+    def num_restorable(self, digests: Sequence[bytes]) -> int:
         """Number of leading blocks up to the last one of ``digests`` that has a snapshot; 0 without any."""
         for count in range(len(digests), 0, -1):
             if self.slots.find(digests[count - 1 : count]):
@@ -37,7 +37,7 @@ class StateSlots:
         return 0
 
     def take(self, digest: bytes | None) -> tuple[int, int | None] | None:
-        """Allocate a slot. Returns it and the snapshot of ``digest`` to copy into it, if any; None without room.
+        """Allocate a slot. Returns it and the snapshot of ``digest`` to copy into it, if there is one. Returns None without room.
 
         If no other slot is free, the sequence takes over the slot of the snapshot itself.
         """

@@ -111,7 +111,7 @@ class WindowedBlocks:
         """Remember a sequence of the step that is being composed, so that ``free_unseen`` frees its old blocks.
 
         Args:
-            num_tokens: tokens of its context once the step has run, without drafted ones, which may be rejected.
+            num_tokens: tokens of the sequence's context once the step has run, without drafted ones, which may be rejected.
         """
         self._unseen.append((cache, num_tokens))
 

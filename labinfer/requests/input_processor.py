@@ -93,9 +93,9 @@ class InputProcessor:
             text, token_ids = self._encode(prompt)
         if sampling.stop:
             self.need_tokenizer()
-        before, goes_on = "", False
+        before, continues_message = "", False
         if isinstance(prompt, ChatPrompt):
-            goes_on = bool(prompt.template_use.continue_final_message)
+            continues_message = bool(prompt.template_use.continue_final_message)
             if prompt.tool_use.is_forced:
                 sampling, fields["form_field"] = self._force_call(prompt.tool_use, sampling), "tools"
             if prompt.thinking_budget is not None:
@@ -109,7 +109,7 @@ class InputProcessor:
             prompt=text,
             bad_token_ids=self._encode_bad_words(sampling.bad_words),
             is_chat=isinstance(prompt, ChatPrompt),
-            goes_on=goes_on,
+            continues_message=continues_message,
             before_form=before,
             **fields,
         )

@@ -164,7 +164,7 @@ class RequestState:
         if tokenizer is not None:
             make = tokenizer.further_decoder
             if request.is_chat:
-                make = partial(tokenizer.reply_decoder, inside=request.goes_on)
+                make = partial(tokenizer.reply_decoder, inside=request.continues_message)
             self._make_decoder = partial(make, with_special=not sampling.skip_special_tokens)
         self.answers = [
             CompletionState(

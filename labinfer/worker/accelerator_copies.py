@@ -18,7 +18,7 @@ from labinfer.worker.host_copies import HostCopies, Pairs
 logger = logging.getLogger(__name__)
 
 NUM_BUFFERS = 4
-"""Pinned buffers that uploads use in turn: two steps with index tensors and window tables."""
+"""Pinned buffers that uploads use in turn: index tensors and window tables of two steps."""
 BUFFER_BYTES = 1 << 19
 """Initial size of a pinned buffer: the initial capacity of an ``IndexBuffer``."""
 STAGED_BYTES = 64 << 20

@@ -18,11 +18,11 @@ class HostCopies:
         dest.copy_(numbers)
 
     def upload_all(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Tensors of host memory on the device."""
+        """Copy tensors from host memory to the device."""
         return parts
 
     def download(self, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Copy device tensors (B, …) to host memory. They are float32, or int64 with values of at most 32 bits."""
+        """Copy device tensors (B, …) to host memory. The tensors are float32, or int64 with values of at most 32 bits."""
         return parts
 
     def move(self, pairs: Pairs, source: torch.Tensor, dest: torch.Tensor) -> None:

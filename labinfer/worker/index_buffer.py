@@ -18,12 +18,12 @@ LEAST_SIZE = 1 << 16
 class IndexBuffer:
     """Index tensors of one step at a time: lists are staged in one host array, which is copied to the device once.
 
-    The tensors are views of a buffer that is reallocated only if it is too small. So a captured graph reads the next
-    step's numbers at the addresses of the first. The tensors are valid until the next ``fill``.
+    The tensors are views of a buffer that is reallocated only if it is too small. So a captured graph reads the next step's numbers
+    at the addresses of the captured step's. The tensors are valid until the next ``fill``.
 
     Args:
         device: device on which the step runs.
-        copies: copies to it; plain ones by default.
+        copies: copies to the device; plain ``HostCopies`` by default.
     """
 
     def __init__(self, device: torch.device, copies: HostCopies | None = None):
@@ -31,7 +31,7 @@ class IndexBuffer:
         self._numbers = torch.empty(0, dtype=DTYPE, device=device)
         self._sizes: list[int] = []
         self._filled, self._parts = self._numbers, ()
-        """Views of the buffer: one of all parts, and one of each part, with the sizes ``_sizes``. The next step of equal sizes reuses them."""
+        """Views of the buffer: one of all parts, and one of each part, with the sizes ``_sizes``. The next step of equal sizes reuses the views."""
 
     @torch.inference_mode()
     def fill(self, **parts: Iterable[list[int]]) -> dict[str, torch.Tensor]:

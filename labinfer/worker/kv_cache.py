@@ -27,7 +27,7 @@ class KVCacheManager:
         specs: tensors that each layer keeps.
         sizes: numbers of blocks and slots. With window blocks, sliding-window layers have no other blocks.
         dtype: dtype of the cached keys and values; int8 adds scales.
-        copies: copies between the device and the host; plain ones by default.
+        copies: copies between the device and the host; plain ``HostCopies`` by default.
         rotary_table: returns a layer's rotary table, by which entries that move to other positions are re-rotated.
     """
 
@@ -110,7 +110,7 @@ class KVCacheManager:
                     table = self._rotary_table(tensor.rope)
                     pool = TokenPool(pools[name], pools.get(f"{name}_scale"), forms[name].layout)
                     begin = tensor.rope_begin
-                    if tensor.parts:  # the other parts stay bit-identical
+                    if tensor.parts:  # parts that RoPE does not rotate stay bit-identical
                         pool, begin = _rotated_part(tensor, pool), 0
                     rotated = slice(begin, begin + tensor.rope.dim)
                     _rerotate(pool, rotated, blocks, table=table, positions=positions)

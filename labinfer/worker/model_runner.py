@@ -74,7 +74,7 @@ class ModelRunner:
         dtype: dtype of the activations inside this stage.
         functions: implementations of ``argmax`` and ``sample``.
         around: wraps the layers and the head, for example to capture their calls.
-        copies: copies between the device and the host; plain ones by default.
+        copies: copies between the device and the host; plain ``HostCopies`` by default.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ModelRunner:
         """Drafts tokens after each step (MTP layer); None on ranks that draft none."""
 
     def with_layers(self, indices: Sequence[int]) -> ModelRunner:
-        """Return a runner of only some of this one's layers, with its weights, cache and sequences; for measurements.
+        """Return a runner of some layers of this runner, which shares its weights, cache and sequences; for measurements.
 
         Args:
             indices: indices of the layers within the stage, ascending; at least one.
@@ -184,7 +184,7 @@ class ModelRunner:
             row_ptr_B=[row_ptr],
             context_lens_B=[context_lens],
             table_ptr_B=[table_ptr],
-            tables_N=block_tables,  # last, so that the others keep their addresses as contexts grow
+            tables_N=block_tables,  # last: longer contexts move no other tensor
         )
         output_rows = windowed = None
         attention = AttentionBatch(
@@ -231,7 +231,7 @@ class ModelRunner:
         """Build the attention batch of only the rows that need logits, ``counts[i]`` rows of entry i. The last layer computes
         no others.
 
-        Not called in steps of one token per sequence, in which all rows need logits, so these can be captured as a graph.
+        Not called in steps of one token per sequence, in which all rows need logits, so such steps can be captured as a graph.
         """
         sampled = [index for index, count in enumerate(counts) if count]
         row_ptr = list(accumulate((counts[index] for index in sampled), initial=0))
@@ -261,7 +261,7 @@ class ModelRunner:
     def sample(self, plan: BatchPlan, batch: ModelInputBatch, hidden_TD: torch.Tensor) -> BatchResult | None:
         """Sample, compute log-probabilities and pool for the plan's entries, on the last stage.
 
-        Returns None on all but the stage's first rank, if there was anything to sample.
+        Returns the step's result. If a token is sampled, ranks other than the stage's first have no logits and return None.
         """
         vectors = self._pool(plan, batch, hidden_TD)
         prompt_logprobs = self._measure_prompts(plan, batch, hidden_TD)
@@ -279,7 +279,7 @@ class ModelRunner:
         if token_ids is None:
             return None
         counts, tokens = [entry.num_samples for entry in plan.entries], iter(token_ids)
-        only_decodes = counts.count(1) == len(counts)  # many times faster
+        only_decodes = counts.count(1) == len(counts)  # many times faster than slices
         samples = zip(tokens, strict=False) if only_decodes else (tuple(islice(tokens, count)) for count in counts)
         return BatchResult(plan.step_id, list(map(EntryResult, samples, logprobs, prompt_logprobs, vectors, drafts)))
 
@@ -308,7 +308,7 @@ class ModelRunner:
         if not measured_rows:
             return [()] * len(plan.entries)
         if len(measured_rows) < len(rows):
-            logits_BV = torch.stack([logits_BV[b] for b in measured_rows])  # of views: no index tensor
+            logits_BV = torch.stack([logits_BV[b] for b in measured_rows])  # stacks views: no index tensor
         logprobs_BV = logits_BV.float().log_softmax(dim=-1)
         self.sampler.process_beams(logprobs_BV, [rows[b] for b in measured_rows])
         tops = [rows[b].sampling.logprobs for b in measured_rows]

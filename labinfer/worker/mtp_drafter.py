@@ -24,7 +24,7 @@ class MTPDraft:
     """A draft that the MTP layer is making for one sequence."""
 
     row: int
-    """Row of the last valid token: drafted tokens after it were rejected. The draft follows the token sampled there."""
+    """Row of the last valid token: drafted tokens after it were rejected. The draft follows the token sampled at ``row``."""
     context_len: int
     """Number of tokens in the KV cache up to ``row``, included."""
     count: int
@@ -71,7 +71,9 @@ class MTPDrafter:
         hidden_RD = self._model.draft(batch, self._model.final_norm(hidden_TD), self._cache.layers[-1], rows)
         while asked:
             self._choose(asked, hidden_RD)
-            asked = [draft for draft in asked if len(draft.tokens) < draft.count]  # a prefix: longest drafts first
+            asked = [
+                draft for draft in asked if len(draft.tokens) < draft.count
+            ]  # a prefix of ``asked``, whose longest drafts come first
             if asked:
                 hidden_RD = self._run(asked, hidden_RD[: len(asked)])
         return [tuple(drafts[index].tokens) if index in drafts else () for index in range(len(plan.entries))]

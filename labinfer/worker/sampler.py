@@ -22,7 +22,7 @@ MIN_TOKENS = "min_tokens"
 """Logits processor that forbids stop tokens at the beginning of an answer."""
 BANNED = ""
 RowTensors = dict[str, torch.Tensor]
-"""``numbers`` of a row's logits processors by their names, and as ``BANNED`` the tokens outside its mask, bool (V)."""
+"""Name of a row's logits processor → its ``numbers``; ``BANNED`` → tokens outside the row's mask, bool (V)."""
 LARGEST = DrawParams(temperature=1.0, top_k=1)
 """Parameters that draw the token ``argmax`` gives."""
 
@@ -48,7 +48,7 @@ class Sampler:
             logits_BV: unscaled, any float type.
             rows: sampling parameters, prefix and mask of each row.
         """
-        # Beams use log-probabilities only: their logits are processed when these are computed.
+        # Beams use log-probabilities only, which ``process_beams`` processes: their logits stay as they are.
         changed = {b: row for b, row in enumerate(rows) if row.is_processed and not row.sampling.after_processors}
         together = changed if logits_BV.is_cpu or not changed else dict(enumerate(rows))  # for one copy to the host
         tokens = self._choose(logits_BV, {b: row for b, row in enumerate(rows) if b not in together})
@@ -84,8 +84,8 @@ class Sampler:
             processed_V.copy_(logits_BV[b])
             if b in changed:
                 self._apply(processed_V, rows[b], tensors[b])
-        is_empty_B1 = ~(processed_BV.amax(dim=1, keepdim=True) > NEVER)  # also where a logit is NaN
-        if not logits_BV.is_cpu or is_empty_B1.any():  # an accelerator would wait for this
+        is_empty_B1 = ~(processed_BV.amax(dim=1, keepdim=True) > NEVER)  # True for NaN logits, too
+        if not logits_BV.is_cpu or is_empty_B1.any():  # on an accelerator ``any`` would wait
             processed_BV.masked_fill_(is_empty_B1, NEVER)
             processed_BV[:, -1:].masked_fill_(is_empty_B1, -NEVER)
         return processed_BV, tensors
@@ -154,7 +154,7 @@ def measure(
     Args:
         with_ranks: whether to compute the rank of each token.
     """
-    # Of views: an index tensor would be a copy to an accelerator. ``NO_TOKEN`` has the last token's.
+    # Views, as an index tensor would be a copy to an accelerator. ``NO_TOKEN`` gets the log-probability of the last token.
     logprobs_B1 = torch.stack([logprobs_BV[b, token_id] for b, token_id in enumerate(token_ids)]).unsqueeze(1)
     parts = [logprobs_B1, *logprobs_BV.topk(max(tops))]
     if with_ranks:

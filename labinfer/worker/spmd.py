@@ -31,7 +31,7 @@ class SpmdExecutor:
     Args:
         pipeline: links between stages; None if there is one stage, whose results come straight from this rank's worker.
         model: index of the model among all models that the ranks have loaded.
-        on_end: called when a run ends, before the ranks are told.
+        on_end: called when a run ends, before the other ranks are told.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ def follow(channel: ControlChannel, models: Sequence[tuple[Worker, TakeStats, Tr
         worker, stats, recorder = models[command.model]
         if worker.num_steps:  # waits before the first step do not count
             worker.waits["plans"] += (time.perf_counter_ns() - begin) / 1e9
-        if was_on and recorder.capacity:  # attributed to the model whose plan ended the wait
+        if was_on and recorder.capacity:  # the wait counts for the model whose plan ended it
             recorder.add("wait for a plan", begin, time.perf_counter_ns(), None)
         if isinstance(command, BatchPlan):
             worker.launch(command)

@@ -47,10 +47,10 @@ class StatsReporter:
         self._accelerator = "" if device.type == "cpu" else f"{device} ({hardware_name(device)})"
 
     def report(self, num_slices: int) -> WorkerStats:
-        """Report while steps run, with the slices since the last call. Another thread may call it.
+        """Report while steps run, with the trace's ``Slices`` since the last call. Another thread may call it.
 
         Args:
-            num_slices: maximum number of slices to record until the next call; 0 for none.
+            num_slices: maximum number of ``Slices`` entries to record until the next call; 0 for none.
         """
         slices = self._recorder.take()
         self._recorder.capacity = num_slices

@@ -67,7 +67,7 @@ class StepGraphs:
 
     def __init__(self, part: StepPart, capture: Capture | None, kept_bytes: int):
         self._part, self._capture, self._kept_bytes = part, capture, kept_bytes
-        self._row_bytes, self._program_bytes = 0.0, 0  # bytes of a graph, per row and fixed: maxima so far
+        self._row_bytes, self._program_bytes = 0.0, 0  # largest bytes of a graph so far: per row, and fixed
         self._most_sequences = MAX_SEQUENCES
         """Maximum number of sequences of a step to capture. A capture that fails lowers it to half of the step's sequences."""
         self._seen: set[tuple[int, ...]] = set()  # keys of steps with several rows of one sequence, seen once

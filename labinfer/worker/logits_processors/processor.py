@@ -29,7 +29,7 @@ class SampledRow(msgspec.Struct, frozen=True):
 
     @property
     def is_processed(self) -> bool:
-        """Whether logits processors or a mask change its logits."""
+        """Whether logits processors or a mask change the row's logits."""
         return bool(self.sampling.processors or self.mask)
 
 

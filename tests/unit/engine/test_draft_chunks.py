@@ -210,10 +210,12 @@ def test_chunk_is_worth_the_chance_that_all_before_it_is_right():
     chosen = []
     for count in range(0, 60, 4):
         sequence.draft_positions = tuple(range(8)) * (count // 8) + tuple(range(count % 8))
-        chosen.append(lengths.choose_behind({sequence: 8}, [], seconds, no_seconds, 1).get(sequence, 0))
+        chosen.append(lengths.choose_further_chunks({sequence: 8}, [], seconds, no_seconds, 1).get(sequence, 0))
     assert chosen[0] == 8 and chosen[-1] == 0
     assert chosen == sorted(chosen, reverse=True)
-    assert lengths.choose_behind({sequence: 8}, [], lambda count, num_drafted: float(count), no_seconds, 1) == {}
+    assert (
+        lengths.choose_further_chunks({sequence: 8}, [], lambda count, num_drafted: float(count), no_seconds, 1) == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,5 +230,5 @@ def test_the_steps_of_the_rank_that_drafts_wait_for_its_drafts(step, before, cou
         lengths.add_verified(sequence, range(8), 8)
     lengths.add_draft_time(1.6, 8)
     sequence.draft_positions = tuple(range(before)) * count
-    behind = lengths.choose_behind({sequence: 8}, [], lambda *_: 4.0, lambda *_: step, count)
+    behind = lengths.choose_further_chunks({sequence: 8}, [], lambda *_: 4.0, lambda *_: step, count)
     assert behind.get(sequence, 0) == expected

@@ -13,7 +13,7 @@ from scheduler_bench import Bench, RandomProposer
 from labinfer.base.plan import BatchPlan, BatchResult
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import SpeculativeOptions
-from labinfer.engine.draft_lengths import LEAST_GAIN, POSITION_WEIGHT, PRIOR, PROBE_STEPS, PROBE_TOKENS, DraftLengths
+from labinfer.engine.draft_lengths import LEAST_GAIN, POSITION_WEIGHT, PRIOR, RETRY_STEPS, RETRY_TOKENS, DraftLengths
 from labinfer.engine.round_overheads import BASELINE_EVERY, FORGET_AFTER, MIN_ROUNDS, RoundOverheads
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
@@ -96,13 +96,13 @@ def test_bad_drafts_end_and_come_back_when_they_are_good_again():
     for _ in range(30):
         lengths.add_verified(sequence, range(8), 0)
     drafted = []
-    for _ in range(7 * PROBE_STEPS):
+    for _ in range(7 * RETRY_STEPS):
         chosen = lengths.choose({sequence: 8}, 0, seconds)
         drafted += chosen.values()
         if chosen:
             lengths.add_verified(sequence, range(chosen[sequence]), 0)
-    assert drafted == [PROBE_TOKENS] * 3  # after 1, 2 and 4 times as many steps
-    for _ in range(10 * PROBE_STEPS):
+    assert drafted == [RETRY_TOKENS] * 3  # after 1, 2 and 4 times as many steps
+    for _ in range(10 * RETRY_STEPS):
         if chosen := lengths.choose({sequence: 8}, 0, seconds):
             lengths.add_verified(sequence, range(chosen[sequence]), chosen[sequence])
     assert lengths.choose({sequence: 8}, 0, seconds)[sequence] >= 3
@@ -112,7 +112,7 @@ def test_sequences_without_guesses_leave_probes_to_others():
     silent, other, lengths = Named("silent"), Named("other"), DraftLengths(max_length=8)
     for _ in range(30):
         lengths.add_verified(other, range(8), 0)
-    probed = [lengths.choose({silent: 8, other: 8}, 0, lambda rows: float(rows)) for _ in range(4 * PROBE_STEPS)]
+    probed = [lengths.choose({silent: 8, other: 8}, 0, lambda rows: float(rows)) for _ in range(4 * RETRY_STEPS)]
     assert [list(chosen) for chosen in probed if chosen] == [[silent], [other]] * 2
 
 
@@ -160,12 +160,12 @@ def test_drafts_are_made_where_rows_are_free_and_guesses_good():
 
 @pytest.mark.parametrize(("share", "times", "num_sequences"), [(0.0, FLAT, 1), (0.95, LINEAR, 1), (0.95, LINEAR, 48)])
 def test_nothing_but_probes_is_drafted_where_guesses_are_bad_or_rows_cost(share, times, num_sequences):
-    assert drafted_share(share, times, num_sequences) <= 1.5 * PROBE_TOKENS / PROBE_STEPS
+    assert drafted_share(share, times, num_sequences) <= 1.5 * RETRY_TOKENS / RETRY_STEPS
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3])
 def test_lengths_follow_what_rounds_take_beyond_the_times_of_a_start(num_sequences):
-    probes = 1.5 * PROBE_TOKENS / PROBE_STEPS
+    probes = 1.5 * RETRY_TOKENS / RETRY_STEPS
     assert drafted_share(0.95, FLAT, num_sequences, overhead=lambda count: 0.0) > 0.7
     assert drafted_share(0.95, FLAT, num_sequences, overhead=lambda count: 2.0 * count) <= probes
     assert drafted_share(0.95, FLAT, num_sequences, overhead=lambda count: 40.0 * (count > 0)) <= probes

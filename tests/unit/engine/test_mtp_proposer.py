@@ -12,7 +12,7 @@ from worker_model import WRONG_TOKEN, token_at
 from labinfer.base.plan import BatchPlan, BatchResult, count_accepted
 from labinfer.base.rank_stats import StepTimes
 from labinfer.base.speculative_options import MTP, SpeculativeOptions
-from labinfer.engine.draft_lengths import PROBE_STEPS, PROBE_TOKENS
+from labinfer.engine.draft_lengths import RETRY_STEPS, RETRY_TOKENS
 from labinfer.engine.mtp_proposer import MTPProposer
 
 FLAT = StepTimes(sizes=[1, 8, 64], by_stage=[[1.0, 1.1, 1.8]])
@@ -99,7 +99,7 @@ def test_length_is_chosen_a_step_ahead():
     assert asked_share(0.95, FLAT, 1) > 0.7
     for share, times, num_sequences in [(0.0, FLAT, 1), (0.95, LINEAR, 1), (0.95, LINEAR, 16)]:
         # What became of a draft is known after the next one is asked for: bad ones end a step later than others do.
-        assert asked_share(share, times, num_sequences) <= 2 * PROBE_TOKENS / PROBE_STEPS
+        assert asked_share(share, times, num_sequences) <= 2 * RETRY_TOKENS / RETRY_STEPS
 
 
 def test_rounds_that_only_verify_or_only_draft_say_nothing_of_what_rounds_take(monkeypatch):

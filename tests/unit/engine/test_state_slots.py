@@ -106,11 +106,11 @@ def test_beams_copy_the_state_they_go_on_from(num_states):
 def test_snapshots_make_room_for_sequences():
     states = StateSlots(3)
     (first, _), snapshot = states.take(None), states.snapshot(b"a")
-    assert first != snapshot and states.deepest([b"x", b"a"]) == 2
+    assert first != snapshot and states.num_restorable([b"x", b"a"]) == 2
     assert states.snapshot(b"a") is None  # it is there
     second, copied = states.take(b"a")
     assert copied == snapshot and len({first, second, snapshot}) == 3
-    assert states.deepest([b"a"]) == 1
+    assert states.num_restorable([b"a"]) == 1
     assert states.take(b"a") == (snapshot, None)  # the last slot that is free, and what is in it
     assert states.take(None) is None and states.snapshot(b"b") is None
 
