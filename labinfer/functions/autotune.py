@@ -34,10 +34,10 @@ MAX_OVERRUN = 10
 DROPOUT_RATIO = 2.0
 """Ratio to the best candidate's time above which a candidate is no longer timed."""
 MARGIN = 0.1
-"""Minimum saving, as a fraction of the preferred layout's time, for another layout to be chosen: a smaller one is noise, and a stable
+"""Minimum saving, as a fraction of the preferred layout's time, for another weight layout to be chosen: a smaller one is noise, and a stable
 choice gives the same tokens at every start."""
 ROWS_MARGIN = 0.05
-"""Minimum saving, as a fraction, for another candidate of the layout to be chosen for a bucket."""
+"""Minimum saving, as a fraction of the preferred candidate's time, for another candidate of the chosen weight layout to be chosen for a bucket."""
 
 MAX_SPREAD = 1.15
 """Largest ratio of median to minimum time (geometric mean over all timings) that counts as an idle machine. Decision 14 has the
@@ -162,11 +162,11 @@ def merge(times: Times, others: Times) -> Times:
 
 
 def choose(ranks: Sequence[Times]) -> Choice:
-    """One choice for all ranks that hold slices of the same layers, from the times of every rank.
+    """One choice for all ranks that hold shards of the same layers, from the times of every rank.
 
-    The ranks synchronize in every layer, so the slowest rank's time counts. A layout is chosen by the geometric mean of its times over all
-    buckets, and within the layout an implementation for each bucket. Only candidates that all ranks have are considered. For the targets in
-    ``ONE_FOR_ALL``, one implementation is chosen by the geometric mean, too.
+    The ranks synchronize in every layer, so the slowest rank's time counts. A weight layout is chosen by the geometric mean of its
+    times over all buckets, and within that layout an implementation for each bucket. Only candidates that all ranks have are
+    considered. For the targets in ``ONE_FOR_ALL``, one implementation is chosen by the geometric mean, too.
     """
     choice = {}
     for target, timings in ranks[0].items():

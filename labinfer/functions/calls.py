@@ -300,7 +300,7 @@ def step_counts(rows: int) -> list[int]:
 
 
 @runtime_checkable
-class Caller(Protocol):
+class CallLister(Protocol):
     """A module that lists the function calls that it makes."""
 
     def calls(self) -> Iterator[FunctionCall]:
@@ -310,4 +310,4 @@ class Caller(Protocol):
 
 def collect_calls(model: nn.Module) -> Counter[FunctionCall]:
     """Calls of a model's modules, with the number of times a batch makes each."""
-    return Counter(call for module in model.modules() if isinstance(module, Caller) for call in module.calls())
+    return Counter(call for module in model.modules() if isinstance(module, CallLister) for call in module.calls())

@@ -10,7 +10,7 @@ import torch
 from labinfer.functions.attention_batch import AttentionBatch
 
 BATCH_BUCKETS = (1, 8, 32, 128)
-"""Upper bounds of all buckets of batch sizes (rows, i.e. tokens) but the last: one request, a few, many, small prompts, prompts."""
+"""Upper bounds of the buckets of batch sizes (rows, i.e. tokens), except the last: one request, a few, many, small prompts, prompts."""
 
 
 class BySequence:

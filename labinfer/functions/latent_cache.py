@@ -50,6 +50,6 @@ class LatentTransform:
     norm_L: torch.Tensor
     """Weight of the latents' RMS norm."""
     eps: float
-    """Epsilon of that norm."""
+    """Epsilon of the latents' RMS norm."""
     interleaved: bool = False
     """Whether rope rotates the interleaved pairs of dimensions (2i, 2i + 1) instead of (i, i + R/2)."""

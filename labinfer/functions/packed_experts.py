@@ -71,7 +71,7 @@ class PackedExperts(Protocol):
         """
 
     def pack_codes(self, index: int, gate_up: Codes, down: Codes) -> None:
-        """Pack the quantized matrices of one expert; for experts made with an ``ExpertShape.form``, which the codes have."""
+        """Pack the quantized matrices of one expert; only for experts made with an ``ExpertShape.form``, which is the form of the codes."""
 
     def clone(self) -> PackedExperts:
         """A copy with memory of its own for the weights."""
@@ -87,4 +87,4 @@ class ExpertMLPs:
     gate: ClampedGate | None = None
     """Activation with biases that replaces ``silu(gate) * up``; None for SiLU or GELU without biases."""
     gelu: bool = False
-    """Whether the tanh form of GELU replaces SiLU; not together with ``gate``."""
+    """Whether the activation is GELU (tanh approximation) instead of SiLU; False if ``gate`` is given."""

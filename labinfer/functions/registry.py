@@ -22,12 +22,12 @@ from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunct
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "gated_linear", "embedding")
 """Functions that share packed weights: their implementations must have one layout."""
 CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
-"""Functions that share the KV cache. Each takes any layout; if both have implementations of layout ``tiles``, the cache is tiled."""
+"""Functions that share the KV cache. Each reads any layout of the cache; if both have implementations of layout ``tiles``, the cache is tiled."""
 VOCABULARY_GROUP = 32
 """Group size of the vocabulary matrices in int4: finer, because no later layer compensates their errors."""
 VOCABULARY_INT4 = f"int4/{VOCABULARY_GROUP}"
 CODES = ("int8", "int4")
-"""Quantizations of the functions for matrices that the checkpoint has quantized; 5-bit weights use those of ``int4``."""
+"""Quantizations of the functions for matrices that the checkpoint has quantized; 5-bit weights use the functions of ``int4``."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
 """Functions that share packed experts: their implementations must have one layout."""
 ACTIVATIONS = ("silu_and_mul", "gelu_and_mul")
@@ -81,7 +81,7 @@ class Implementation:
     """Maximum error relative to the largest magnitude in the reference's result; None for ``trial_results.TOLERANCES``. For
     implementations of plugins."""
     plugin: str = ""
-    """Plugin that it comes from, set by ``FunctionRegistry.add``; empty for built-in implementations."""
+    """Plugin that the implementation comes from, set by ``FunctionRegistry.add``; empty for built-in implementations."""
 
     def suits(self, device: HasDeviceType, dtype: torch.dtype) -> bool:
         return (not self.devices or device.type in self.devices) and (not self.dtypes or dtype in self.dtypes)
@@ -171,7 +171,7 @@ class FunctionRegistry:
 
         Args:
             overrides: implementation names by function; they take precedence over ``choice``.
-            quantization: that of the run, see ``kind_quantization``.
+            quantization: quantization of the run, see ``kind_quantization``.
             choice: the fastest implementations as measured. Targets that it lacks get the preferred implementation.
 
         Raises:

@@ -23,4 +23,4 @@ class SegmentedWeight:
     """Size of the first dimension of a float32 result (sums, T, O), which begins with the sums that are left on the stack. 0 if one sum is
     left, and rounded to the dtype of the activations: (T, O)."""
     table: Any = None
-    """Description of the segments that the implementation keeps from call to call; None before the first call."""
+    """Description of the segments for C++, which the implementation keeps from call to call; None before the first call."""

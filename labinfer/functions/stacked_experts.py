@@ -1,4 +1,4 @@
-"""``StackedExperts``: a layer's experts on this rank with their matrices stacked, for kernels that multiply those of all experts at once."""
+"""``StackedExperts``: a layer's experts on this rank with their matrices stacked, for kernels that multiply the matrices of all experts at once."""
 
 from __future__ import annotations
 

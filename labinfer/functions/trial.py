@@ -232,7 +232,7 @@ class Trials:
         """Compare one implementation with the reference in one case; it may raise anything."""
         try:
             expected = self._expect(case)
-        except Exception as error:  # noqa: BLE001 - no fault of the implementation, whatever it is
+        except Exception as error:  # noqa: BLE001 - an error of the reference is no fault of the implementation
             return case.finding("unknown", f"the reference has no such call: {describe_error(error)}")
         try:
             with PLUGINS.blame(case.item.plugin):
@@ -246,7 +246,7 @@ class Trials:
         return case.finding("works", "", self._time(case) if self._is_timed else (0.0, 0.0))
 
     def _expect(self, case: TrialCase) -> list[list[TrialResult]]:
-        """Results that are accepted: the reference's, and for quantized weights also those without rounding of the inputs to 8 bits."""
+        """Results that are accepted: the reference's, and for quantized weights also results without rounding of the inputs to 8 bits."""
         key = (case.call, case.rows, case.setting)
         if key not in self._expected:
             setting = replace(case.setting, device=CPU)

@@ -1,4 +1,4 @@
-"""``TrialResult``: a result of a trial, and its comparison with that of the reference implementation."""
+"""``TrialResult``: a result of a trial, and its comparison with the result of the reference implementation."""
 
 from __future__ import annotations
 

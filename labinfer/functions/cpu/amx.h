@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int TILE_BYTES = 64;  // of a row
+constexpr int TILE_BYTES = 64;  // bytes of a tile row
 
 }  // namespace
 
@@ -31,7 +31,7 @@ template <int TILE>
 inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" : : "n"(TILE));
 }
-// Tile products: bfloat16 pairs, or four int8 values, signed or unsigned in rows and in weights.
+// Operands of a tile product: pairs of bfloat16, or fours of int8; int8 rows are signed, int8 weights are unsigned or signed.
 enum class Numbers { BFLOAT16, UNSIGNED_WEIGHTS, SIGNED_WEIGHTS };
 
 template <Numbers NUMBERS, int SUMS, int ROWS, int WEIGHTS>
@@ -141,7 +141,7 @@ struct PanelInMemory {
   // Called before the panel's bytes up to `end` of each row are read for the first time.
   void ready(int64_t) const {}
 
-  // Address of the panel's bytes from `begin` of each row on, as many as a step reads.
+  // Address of the bytes of the panel that a step reads, from byte `from` of each row on.
   const char* step(int64_t from) const { return data + from * PANEL; }
 
   // Lines to prefetch with a step, and the address of the first. With many rows there is much time between two steps of a panel:

@@ -44,8 +44,8 @@ template <typename Element>
 struct Columns {
   const Element *const *first, *const *second;
   const Element *const *soon_first, *const *soon_second;
-  int64_t first_offset, second_offset;  // of the columns from those addresses, in elements
-  int64_t pairs, group;                 // total, and per group (but for the last)
+  int64_t first_offset, second_offset;  // of the columns, counted from the groups' addresses, in elements
+  int64_t pairs, group;                 // pairs in all, and per group except the last
   int64_t stride;                       // elements from pair to pair
 };
 

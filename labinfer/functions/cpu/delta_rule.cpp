@@ -88,7 +88,7 @@ struct Rule {
   T* out;
   int64_t heads, num_keys, key_size, value_size;
 
-  int64_t columns() const { return 2 * num_keys * key_size + heads * value_size; }  // of qkv
+  int64_t columns() const { return 2 * num_keys * key_size + heads * value_size; }  // columns of qkv
 };
 
 struct Item {

@@ -12,7 +12,7 @@ from labinfer.functions.delta_heads import DeltaHeads
 
 
 class CpuDeltaRule:
-    """Each method implements the function of its name; ``family_protocols`` documents the arguments.
+    """Each method implements the function of equal name; ``family_protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.

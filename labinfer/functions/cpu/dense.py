@@ -1,4 +1,4 @@
-"""Calls of those products and lookups of the library that need only the data and the sizes of a packed matrix."""
+"""Calls of the compiled products and embedding lookups whose only weight arguments are the data and sizes of a packed matrix."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CompiledSegment(ctypes.Structure):
 
     @classmethod
     def convert(cls, weight: PackedWeight, additions: int) -> CompiledSegment:
-        """Description of a packed matrix of any layout of this folder."""
+        """Describe ``weight``, a packed matrix in any weight layout of this folder, for C++."""
         scales = getattr(weight, "scales", None)
         return cls(
             weight=weight.data.data_ptr(),
@@ -57,8 +57,8 @@ class Finish(IntEnum):
         return cls.GELU if gelu else cls.SILU
 
     def takes(self, outputs: int) -> bool:
-        """Whether products with ``outputs`` outputs can use this fused epilogue. Gate and up projections must be whole panels. A work item is
-        a panel of each, and there must be enough of them to balance the threads."""
+        """Whether products with ``outputs`` outputs can use this fused epilogue. Gate and up projections must be whole panels. A
+        work item is one panel of each projection, and there must be enough work items to balance the threads."""
         return outputs % (2 * PANEL) == 0 and outputs // (2 * PANEL) >= PIECES * torch.get_num_threads()
 
     def empty(self, x_TI: torch.Tensor, outputs: int) -> torch.Tensor:
@@ -98,7 +98,7 @@ def sum_products(call: Callable, x_TI: torch.Tensor, weight: SegmentedWeight, *f
     """Sum of the products of the segments, see ``SegmentedWeight``.
 
     Args:
-        form: further arguments of the library's function.
+        form: arguments of ``call`` that describe the quantization, if any.
     """
     if weight.table is None:
         segments = map(CompiledSegment.convert, weight.segments, weight.additions)

@@ -50,7 +50,7 @@ class ExpertCache:
         self._library, self._num_bytes, self._folder, self._clock = library, num_bytes, folder, clock
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - it lives as long as the cache
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - the file lives as long as the cache
         except OSError as error:
             raise UserError(f"--expert-offload: no file for experts in {folder} ({error.strerror})") from None
         self._end = self._expert_bytes = 0
@@ -129,7 +129,7 @@ class ExpertCache:
         for position in list(self._reads):  # reads that a failed step did not wait for
             with contextlib.suppress(OSError):
                 self._finish(position)
-        for position in positions:  # evict cached ones last
+        for position in positions:  # this call's cached experts are evicted last
             if position in self._used:
                 self._used.move_to_end(position)
         groups = self._split(positions)
@@ -259,7 +259,7 @@ class OffloadedExperts:
         return self  # experts are read-only
 
     def parts(self, ids_TA: torch.Tensor, first: int) -> Iterator[tuple[PackedExperts, bool]]:
-        addresses_E = self._layer.addresses_E.numpy()  # writing to a tensor takes several times as long
+        addresses_E = self._layer.addresses_E.numpy()  # NumPy writes several times faster than torch
         addresses_E[:] = 0
         ids = sorted(set(ids_TA.flatten().tolist()))
         chosen = [expert - first for expert in ids if 0 <= expert - first < self.num_experts]

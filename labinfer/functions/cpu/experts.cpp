@@ -23,7 +23,7 @@ struct Call {
   int32_t is_first, is_last, wide, gelu;
   float alpha, limit;                               // see clamped_gate.py
   const float *gate_bias, *up_bias, *down_bias;     // biases of each local expert; null for none
-  int64_t bias_columns, bias_outputs;               // elements per expert in these, padded to a multiple of 32
+  int64_t bias_columns, bias_outputs;               // elements per expert in the biases, padded to a multiple of 32
 };
 
 // Activated inputs of down, from 16 gate and 16 up outputs. Not inlined, as many copies take long to compile.
@@ -39,13 +39,13 @@ __attribute__((noinline)) floats activate(const Call& call, int64_t expert, int6
 // Pairs of a token and a local expert, sorted by expert: rows of one expert are adjacent, in token order.
 struct Routing {
   std::vector<int64_t> experts, begin;  // experts with rows, and the first row of each, plus the end
-  std::vector<int64_t> token;           // of each row
+  std::vector<int64_t> token;           // token of each row
   std::vector<float> weight;
   std::vector<int64_t> place;           // next row of each expert while sorting
 
   int64_t rows() const { return begin.back(); }
 
-  // First row of an expert (by its index among those with rows) whose token is this one or later.
+  // First row of an expert (by its index in `experts`) whose token is `from` or a later one.
   int64_t row_of(int64_t expert, int64_t from) const {
     auto tokens = token.begin();
     return std::lower_bound(tokens + begin[expert], tokens + begin[expert + 1], from) - tokens;
@@ -195,8 +195,8 @@ const uint8_t* down_panel(const uint8_t* expert, const Layout<Form>& layout, int
 }
 
 // Multiplies rows with panels. take(first, count) prepares a block of rows; each(panel, row, low, high) gets 2 × 16 outputs of a row.
-// Panels are read from memory for every block of rows, so blocks have similar sizes and may exceed their share of the cache by half rather
-// than become one more.
+// Panels are read from memory for every block of rows, so blocks have similar sizes and may exceed their share of the cache by
+// half, which avoids one more block.
 template <typename Form, typename Take, typename Each>
 void multiply(const Form& form, const Panels& panels, int64_t rows, Take take, Each each) {
   constexpr int ROWS = Form::ROWS;

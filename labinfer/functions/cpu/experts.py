@@ -47,7 +47,7 @@ class CompiledCodes(ctypes.Structure):
 
 
 class CompiledExpertsCall(ctypes.Structure):
-    """C++ struct of experts.cpp for the arguments of one call, or of a part of one, declared for ctypes."""
+    """C++ struct of experts.cpp for the arguments of a call, or of one part of a call, declared for ctypes."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "out", "sums")),
@@ -136,7 +136,7 @@ class CpuPackedExperts:
 
 
 class CpuExperts:
-    """Each method implements the function of its name; ``family_protocols`` documents the arguments.
+    """Each method implements the function of equal name; ``family_protocols`` documents the arguments.
 
     float16 activations are converted to float32; float16 and float32 weights keep their dtype.
 

@@ -21,7 +21,7 @@ struct Piece {
   char* dest;
 };
 
-// 0, an errno, or kFileEnds.
+// Reads a piece of the file. Returns 0, an errno, or kFileEnds.
 int64_t read_piece(int file, Piece piece) {
   while (piece.size > 0) {
     const ssize_t count = pread(file, piece.dest, piece.size, piece.position);
@@ -92,7 +92,7 @@ class Reader {
   }
 
   const int file_;
-  std::vector<int64_t> left_, errors_;  // pieces left to read, and errors, by slot
+  std::vector<int64_t> left_, errors_;  // of each slot: pieces left to read, and its error
   std::deque<Piece> queue_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;

@@ -1,4 +1,4 @@
-"""``FileReader``: asynchronous reads of a file's parts into memory."""
+"""``FileReader``: asynchronous reads of ranges of a file into memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from labinfer.functions.cpu.library import Library
 NUM_THREADS = 4
 """Number of reading threads: disks are fastest with several reads in flight."""
 PIECE_BYTES = 1 << 20
-"""Size of one read in bytes; longer parts are split among threads."""
+"""Size of one read in bytes; a slot's range of the file is split into such reads, among the threads."""
 BLOCK_BYTES = 4096
-"""Alignment of parts in the file and in memory, and of their length, as direct I/O requires."""
+"""Alignment in bytes of a range in the file and in memory, and of its length, as direct I/O requires."""
 FILE_ENDS = -1
 """Error code of ``file_reader.cpp`` for the end of the file."""
 
 
 class FileReader:
-    """Threads that read parts of a file into slots of memory, for the lifetime of this object. They use direct I/O (no page cache) if
+    """Threads that read ranges of a file into slots of memory, for the lifetime of this object. They use direct I/O (no page cache) if
     the file system supports it.
 
     Args:
@@ -38,7 +38,7 @@ class FileReader:
         weakref.finalize(self, _close, library, self._reader, self._file, slots_SB)
 
     def read(self, slot: int, position: int) -> None:
-        """Start reading the part at ``position`` into a slot. The slot is written to until ``finish`` returns."""
+        """Start filling ``slot`` with the bytes of the file from ``position`` on. Threads write to the slot until ``finish`` returns."""
         dest = self._begin + slot * self._size
         self._library.reader_add(self._reader, slot, position, dest, self._size, PIECE_BYTES)
 
@@ -76,5 +76,5 @@ def _reopen_direct(file: IO[bytes]) -> IO[bytes]:
 
 
 def _close(library: Library, reader: int, *used: object) -> None:
-    """Stop the threads. The finalizer keeps their file and slots alive until then."""
+    """Stop the threads. The finalizer keeps the threads' file and slots alive until then."""
     library.reader_close(reader)

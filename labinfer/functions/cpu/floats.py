@@ -40,7 +40,7 @@ class CompiledNorms(ctypes.Structure):
 
 
 class CpuFunctions:
-    """Each method implements the function of its name; ``protocols`` documents the arguments.
+    """Each method implements the function of equal name; ``protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.
@@ -68,7 +68,7 @@ class CpuFunctions:
     def calls(self) -> dict[str, Callable]:
         """Methods of this object, by the name of the function that each implements."""
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
-        gated = ("gated_linear",) if self._are_pairs else ()  # without one, layers call linear and the activation
+        gated = ("gated_linear",) if self._are_pairs else ()  # otherwise layers call linear, then the activation
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> DenseWeight:

@@ -48,7 +48,7 @@ class Products {
   Products(const Number* x, const Segments& segments, const Number* bias, int64_t tokens, int64_t outputs)
       : x(x), segments(segments), bias(bias), tokens(tokens), outputs(outputs), stride(segments.inputs()) {}
 
-  // See write_products.
+  // Products of the block of rows at `first` with a panel; see write_products.
   template <typename Write>
   void multiply(int64_t first, PanelIndex panel, PanelIndex, Write write) {
     int64_t rows = std::min(TOGETHER, tokens - first), inputs = segments.each[panel.segment].inputs, output = panel.number * PANEL;

@@ -97,7 +97,7 @@ class CpuCapture:
                 out = run()
         finally:
             self._library.observer = None
-        if out is not None:  # None on some ranks of a stage
+        if out is not None:  # ``run`` returns None on some ranks of a stage
             out = recording.keep(out)
         if recording.obstacle:
             logger.debug("steps run without graph capture: %s cannot be captured", recording.obstacle)

@@ -23,7 +23,7 @@ GroupPanel panel_among(int rows, std::integer_sequence<int, ROWS...>) {
   return panels[rows - 1];
 }
 
-// Null for other forms.
+// Product function of a form with the number `form` among Forms; null if there is none.
 template <typename... Forms>
 GroupPanel panel_among_forms(int form, int rows) {
   GroupPanel panel = nullptr;

@@ -23,7 +23,7 @@ struct Cache {
 // see.
 struct Tile {
   int64_t sequence, kv, kv_heads;
-  int64_t first, count;                // tokens, counted from the sequence's first new one
+  int64_t first, count;                // tokens, counted from the sequence's first new token
   int64_t begin, end;                  // keys
   int64_t first_span, end_span;        // spans with these keys
   int64_t split;                       // index in `wholes` if the spans are split among threads; else -1
@@ -55,7 +55,7 @@ struct Batch {
   int64_t position(const Tile& tile) const {
     return context_lens[tile.sequence] - (row_ptr[tile.sequence + 1] - row_ptr[tile.sequence]) + tile.first;
   }
-  int64_t width() const { return up_to(value_size, PANEL); }  // of a row of output sums
+  int64_t width() const { return up_to(value_size, PANEL); }  // floats in a row of output sums
 };
 
 template <typename T, typename Allocator>

@@ -13,7 +13,7 @@ from labinfer.functions.latent_cache import LatentCache, LatentTransform
 
 
 class CpuLatent:
-    """Each method implements the function of its name; ``family_protocols`` documents the arguments.
+    """Each method implements the function of equal name; ``family_protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.

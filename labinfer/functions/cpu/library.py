@@ -205,7 +205,7 @@ def _has_kernel(compiled: ctypes.CDLL, kernel: str) -> bool:
 
 
 def new_bytes(count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Uninitialised memory for packed weights, in huge pages; none on the meta device."""
+    """Uninitialised memory for packed weights, in huge pages; a tensor without memory on the meta device."""
     memory = torch.empty(count, dtype=torch.uint8, device=device)
     if not memory.is_meta:
         use_huge_pages(memory.data_ptr(), count)

@@ -6,7 +6,7 @@
 
 namespace {
 
-// Matrix of a segment, whose inputs are at `begin` of a row in which every segment has an even number of them.
+// Matrix of a segment. Its inputs are at `begin` of a row in which every segment is padded to an even number of inputs.
 struct Matrix {
   Bfloat16Matrix weights;
   int64_t begin, inputs;
@@ -33,7 +33,7 @@ class Products {
   Products(const bf16* x, const Matrices& matrices, const bf16* bias, int64_t tokens, int64_t together)
       : x(x), matrices(matrices), bias(bias), tokens(tokens), together(together) {}
 
-  // See write_products.
+  // Products of the block of rows at `first` with a panel; see write_products.
   template <typename Write>
   void multiply(int64_t first, PanelIndex panel, PanelIndex next, Write write) {
     const auto& [weights, begin, inputs] = matrices.each[panel.segment];
@@ -60,7 +60,7 @@ class Products {
     }
   }
 
-  // Rows of a block in the kernel's format, an odd number of a segment's inputs followed by a zero.
+  // Rows of a block in the kernel's format; an odd number of inputs of a segment is followed by a zero.
   const typename Kernel::Input* take(int64_t first, int64_t count) const {
     const bf16* from = x + first * matrices.inputs;
     if (matrices.padded == matrices.inputs) return Kernel::inputs(from, count * matrices.inputs);
@@ -155,7 +155,7 @@ LINEARS(Dot, _dot)
 LINEARS(Amx, _amx)
 #endif
 
-// See look_up.
+// Embedding lookup in a packed table; see look_up.
 void embedding(const int64_t* ids, const bf16* table, bf16* out, int64_t tokens, int64_t outputs, int64_t inputs,
                int64_t first, int threads) {
   const bf16* rest = Plain{table, inputs}.rest(outputs / PANEL);

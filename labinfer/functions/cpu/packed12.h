@@ -9,7 +9,7 @@ namespace {
 // the offset of the remaining exponent from its panel's base. The few weights with other exponents are patched from a list per group of 16
 // inputs. Panels and pairs are those of panel.h; two pairs take 64 lower bytes of the first, 64 of the second, and 64 with the upper bytes
 // of both.
-constexpr int64_t PAIRS = 8, GROUP_INPUTS = 2 * PAIRS;  // of a group
+constexpr int64_t PAIRS = 8, GROUP_INPUTS = 2 * PAIRS;  // pairs and inputs of a group
 constexpr int64_t QUAD_BYTES = 192, GROUP_BYTES = PAIRS / 2 * QUAD_BYTES;
 constexpr int64_t GROUP_WEIGHTS = GROUP_INPUTS * PANEL;
 constexpr int UPPERS = 8;  // number of distinct upper bytes, without signs
@@ -21,10 +21,10 @@ constexpr int SHORTS = REGISTER / 2;  // weights in a register
 // Pointers to a panel's parts.
 struct Panel12 {
   const uint8_t* planes;
-  const uint16_t* counts;   // of the patches of each group
+  const uint16_t* counts;   // number of patches of each group
   const uint32_t* patches;  // patches from the first group on: the position in the group's weights in panel.h order, then the weight
   uint8_t base;
-  Stream stream;  // of planes
+  Stream stream;  // read stream of `planes`
 };
 
 // A matrix in contiguous memory: the panels' planes, the index of each panel's first patch, the remaining rows (in 16 bits), the groups'
@@ -130,7 +130,7 @@ class DecodedPanel {
   const char* ahead(int64_t from, bool) const { return panel.stream.ahead(panel.planes + from / GROUP_ROW * GROUP_BYTES); }
 
  private:
-  static constexpr int64_t GROUP_ROW = GROUP_INPUTS * sizeof(bf16), LEAD = 4 * GROUP_ROW, RING = 1 << 14;  // the first two: bytes of a row
+  static constexpr int64_t GROUP_ROW = GROUP_INPUTS * sizeof(bf16), LEAD = 4 * GROUP_ROW, RING = 1 << 14;  // GROUP_ROW, LEAD: bytes
 
   Panel12 panel;
   int64_t groups, mask, next = 0;

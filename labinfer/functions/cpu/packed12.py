@@ -48,7 +48,7 @@ class CpuPacked12Weight:
 
 
 class CpuPacked12:
-    """Each method implements the function of its name. Matrices that cannot be compressed are stored uncompressed.
+    """Each method implements the function of equal name. Matrices that cannot be compressed are stored uncompressed.
 
     Args:
         library: see ``library.load``.

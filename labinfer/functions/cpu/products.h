@@ -10,10 +10,10 @@ namespace {
 // Adjacent inputs of a product, multiplied with a matrix of their own.
 struct Segment {
   const void* weight;
-  const float* scales;  // of the outputs; null if the data has them
+  const float* scales;  // scales of the outputs; null if stored with the weights
   int64_t inputs, lead;
   float global_scale;
-  int32_t additions;  // see Segments
+  int32_t additions;  // pairs of sums to add after this product, see Segments
   int32_t in_12_bits;
 };
 

@@ -47,8 +47,8 @@ PANEL_FUNCTIONS = (*PRODUCTS, "paged_attention")
 
 
 class CpuProvider(Provider):
-    """C++ functions called through ctypes, compiled ahead of time or at the first run on a machine. On a rank with an accelerator they only
-    draw tokens, if they are compiled already.
+    """C++ functions called through ctypes, compiled ahead of time or at the first run on a machine. On a rank with an accelerator,
+    only the sampling function is used, and only if the library is compiled already.
 
     Args:
         compiled: the library, if it is already loaded.
@@ -65,18 +65,18 @@ class CpuProvider(Provider):
         self._library = compiled
         self._processor: str | None = None
         self._host_library: library.Library | None = None
-        """The library on a rank with an accelerator, whose tokens are drawn on the host."""
+        """The compiled library on a rank with an accelerator, for sampling on the host."""
 
     def prepare(self, device: torch.device, on_progress: compiler.OnProgress = lambda done, total: None) -> None:
         if device.type != "cpu":
-            with contextlib.suppress(compiler.NoCompiler, OSError):  # too slow to compile for this alone
+            with contextlib.suppress(compiler.NoCompiler, OSError):  # compiling takes too long for sampling alone
                 self._host_library = library.load(library.build(only_ready=True))
             return
         self._processor = PORTABLE.name if self.is_portable else compiler.processor()
         try:
             target = PORTABLE if self.is_portable else None
             self._library = library.load(library.build(on_progress=on_progress, target=target))
-        except (compiler.NoCompiler, OSError) as error:  # a damaged file, or a home directory mounted noexec
+        except (compiler.NoCompiler, OSError) as error:  # OSError: a damaged file, or a home directory mounted noexec
             logger.warning("%s; using the slower torch kernels", error)
 
     def register(self, registry: FunctionRegistry, group_size: int) -> None:

@@ -5,7 +5,7 @@
 
 namespace {
 
-// Activations in bfloat16, or in float32 if `wide`.
+// Product with activations in bfloat16, or in float32 if `wide`.
 template <typename Make>
 void multiply_any(Make make, const void* x, const Segments& segments, const void* bias, void* out, int64_t tokens, int64_t outputs,
                   int wide, Finish finish, int threads) {

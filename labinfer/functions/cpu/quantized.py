@@ -29,10 +29,10 @@ class CpuQuantized:
 
     Args:
         library: see ``library.load``.
-        kernel: kernel of the products: ``""``, or ``"amx"`` if the library has it. Both give equal bits.
-        in_bytes: whether grouped 4- and 5-bit weights are widened to int8 before the product, with ``library.bytes_kernel``. Each weight is
-            rounded to a multiple of 1/127 of its output's largest one. Applies to bfloat16 activations and to forms without minima;
-            others use the normal product.
+        kernel: kernel of the products: ``"amx"`` (AMX tiles), or ``""`` for vector instructions. Both give equal bits.
+        in_bytes: whether to widen 4- and 5-bit weights to int8 before the product, with ``library.bytes_kernel``. Each weight is
+            then rounded to a multiple of 1/127 of the largest weight of its output. With float32 activations, or with weights that
+            have minima, products do not widen.
     """
 
     dtypes = (torch.bfloat16, torch.float32, torch.float16)

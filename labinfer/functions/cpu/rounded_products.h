@@ -29,7 +29,7 @@ class RoundedProducts {
  public:
   explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands), rows_in(operands.each.size()) {}
 
-  // See write_products.
+  // Products of the block of rows at `first` with a panel; see write_products.
   template <typename Write>
   void multiply(int64_t first, PanelIndex panel, PanelIndex next, Write write) {
     const Operand<Form>& own = all.each[panel.segment];

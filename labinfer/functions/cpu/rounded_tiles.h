@@ -4,7 +4,7 @@
 #include "rounded.h"
 
 #ifdef HAS_AMX
-// Product of any number of rows, in tiles of that shape, with a panel of a grouped form; see GroupPanel.
+// Product of any number of rows, in tiles of the given shape, with a panel of a grouped form; see GroupPanel.
 using GroupPanelAmx = void (*)(void* shape, int rows, const int8_t*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*,
                                const void*);
 GroupPanelAmx group_panel_amx(int form);

@@ -27,7 +27,7 @@ class CompiledRule(ctypes.Structure):
 
 
 class CpuRouting:
-    """An implementation of ``route``; ``family_protocols`` documents its arguments.
+    """Implementation of ``route``; ``family_protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.

@@ -192,7 +192,7 @@ struct Row {
     return best;
   }
 
-  // Tokens whose logits are at least the bound, by id, each with weight 1. If all tokens qualify, the row's padding follows.
+  // Tokens whose logits are at least `logit`, by id, each with weight 1. If all tokens qualify, the row's padding follows.
   std::vector<Listed> from(float logit) const {
     ints counts{};
     for (int64_t i = 0; i < size; i += WIDTH) counts -= read(logits + i, size - i) >= logit;

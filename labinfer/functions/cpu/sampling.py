@@ -29,7 +29,7 @@ class CompiledDraw(ctypes.Structure):
 
 
 class CpuSampling:
-    """Each method implements the function of its name; ``protocols`` documents the arguments.
+    """Each method implements the function of equal name; ``protocols`` documents the arguments.
 
     Args:
         library: see ``library.load``.

@@ -44,9 +44,9 @@ class StepMemory:
     """
 
     def __init__(self):
-        self._free: list[Block] = []  # the smallest first
-        self._returned: list[Block] = []  # free, not yet sorted: a finalizer may run at any point of the code
-        self._blocks: dict[int, Block] = {}  # by address
+        self._free: list[Block] = []  # free blocks, the smallest first
+        self._returned: list[Block] = []  # free blocks, not yet sorted: a finalizer may run at any point of the code
+        self._blocks: dict[int, Block] = {}  # address → block
         self._step = 0
 
     @property

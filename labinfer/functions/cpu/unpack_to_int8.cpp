@@ -145,7 +145,7 @@ void linear_groups_bytes(const void* x, const uint8_t* data, const void* bias, v
 }
 REPLAYABLE(linear_groups_bytes)
 
-// Sum of such products of segments.
+// Sum of the products of segments, each computed as by linear_groups_bytes.
 void sum_linear_groups_bytes(const void* x, const Segment* segments, int64_t count, void* out, float* sums, int64_t tokens,
                              int64_t outputs, int64_t group, int bits, int coding, int offset, int wide, int threads) {
   const ByteCoding* bytes = byte_coding(bits, coding, offset);

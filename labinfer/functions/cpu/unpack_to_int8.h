@@ -17,7 +17,8 @@ struct ByteCoding {
   void (*decode_codes)(const uint8_t* weight, int64_t group, const float* factors, char* to);
 };
 
-// Null for forms that are not unpacked: those with minima, and 8-bit ones, to which requantization would add more error than they have.
+// Unpacking functions of a form. Null for forms with minima, and for 8-bit forms, to which requantization would add more error than they
+// have.
 const ByteCoding* byte_coding(int bits, int coding, int offset);
 
 namespace {

@@ -265,7 +265,7 @@ inline V shuffled(V a, V b) {
 #define FOUR(i) Places::of(i, SIZE), Places::of(i + 1, SIZE), Places::of(i + 2, SIZE), Places::of(i + 3, SIZE)
 #ifdef __clang__
 #define SHUFFLED(...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else  // gcc has that one from version 12 on
+#else  // gcc has __builtin_shufflevector from version 12 on
   typedef uint32_t Indices __attribute__((vector_size(sizeof(V))));
 #define SHUFFLED(...) __builtin_shuffle(a, b, Indices{__VA_ARGS__})
 #endif

@@ -68,7 +68,7 @@ class CudaCapture:
         except NotReplayable as error:
             logger.debug("steps run without graph capture: %s", error)
             return out, None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself has been run
+        except Exception as error:  # noqa: BLE001 - whatever the error is, the step itself has been run
             self._is_broken = True
             logger.warning("CUDA graphs are disabled on this GPU, so steps are slower: %s", first_line(error))
             return out, None

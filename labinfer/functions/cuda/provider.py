@@ -59,7 +59,7 @@ class CudaProvider(Provider):
 
             with torch.cuda.device(device):
                 elementwise.silu_and_mul(torch.ones(1, 2, device=device)).tolist()
-        except Exception as error:  # noqa: BLE001 - Triton's own, those of its compilers, and those of the card
+        except Exception as error:  # noqa: BLE001 - Triton, its compilers and the driver raise errors of their own
             logger.warning("Triton kernels do not work here: %s; using the slower torch kernels", first_line(error))
             return
         self._device, self._capture = device, CudaCapture(device)

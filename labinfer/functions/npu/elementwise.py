@@ -97,7 +97,7 @@ class NpuElementwise:
         return turned_THR if rotated == x_THP.shape[-1] else torch.cat((turned_THR, x_THP[..., rotated:]), dim=-1)
 
     def _write(self, k_TKP: torch.Tensor, v_TKP: torch.Tensor, cache: LayerCache, slots_T: torch.Tensor) -> None:
-        """Store keys and values in the slots of their tokens, by an operator if the dtype has 16 bits, as A2 and A3 support no others."""
+        """Store keys and values in the slots of their tokens. The operator is used for 16-bit dtypes only: the A2 and A3 series support no other dtypes."""
         pools = (cache.k, cache.v)
         if (
             cache.is_tiled

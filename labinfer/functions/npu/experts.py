@@ -74,7 +74,7 @@ def _multiply(ops: ModuleType, rows_PI: torch.Tensor, weight: PackedWeight, size
     quantization: dict[str, list[torch.Tensor]] = {}
     if isinstance(weight, Int4Weight):
         scales, offsets = weight.scales, weight.offsets
-        if weight.scales.shape[1] == 1:  # one group, which the operator takes as a scale per output
+        if weight.scales.shape[1] == 1:  # a single group, which the operator takes as a scale per output
             scales, offsets = scales.squeeze(1), offsets.squeeze(1)
         quantization = {"antiquant_scale": [scales], "antiquant_offset": [offsets]}
     elif not isinstance(weight, DenseWeight):

@@ -23,7 +23,7 @@ class NpuGraph:
 
     Args:
         capture: the capture that records the calls.
-        run: makes the calls. They read tensors at the addresses of the captured step; later steps write their inputs there.
+        run: makes the calls. The calls read tensors at the addresses of the captured step; later steps write their inputs there.
         out: output tensor of the calls.
         batch: batch of the captured step; None if the calls read no lengths.
     """
@@ -39,7 +39,7 @@ class NpuGraph:
     def _record(self, batch: AttentionBatch | None) -> None:
         lengths = None if batch is None else StepLengths(batch.context_lens, is_recorded=True)
         graph = self._capture.record(lambda: self._out.copy_(self._run()), lengths)
-        self._graph, self._lengths = graph, lengths  # only after the capture: lengths describe the calls of the graph
+        self._graph, self._lengths = graph, lengths  # after the capture: the lengths belong to the new graph
 
     def replay(self, batch: AttentionBatch | None = None) -> None:
         """Run the captured calls for ``batch``. Calls whose contexts became too long for their block tables are captured anew; if
@@ -62,7 +62,7 @@ class NpuGraph:
             self._record(batch)
         except NotReplayable:  # several calls for one step, as sequences share too many blocks
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step can run without a graph
+        except Exception as error:  # noqa: BLE001 - whatever the error is, the step can run without a graph
             self._capture.disable(error)
             return False
         return True
@@ -104,7 +104,7 @@ class NpuCapture:
             return kept, NpuGraph(self, dry_run, kept, batch)
         except NotReplayable as error:
             logger.debug("steps run without graph capture: %s", error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself has been run
+        except Exception as error:  # noqa: BLE001 - whatever the error is, the step itself has been run
             self.disable(error)
         return out, None
 

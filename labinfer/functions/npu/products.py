@@ -176,7 +176,7 @@ def _by_outputs(multiply: Callable[[slice], torch.Tensor], outputs: int, most: i
 
 
 def _rows(weight: Int4Weight, rows: slice | torch.Tensor) -> QuantizedWeight:
-    """Rows of an int4 matrix in the layout of the reference."""
+    """Rows of an int4 matrix, converted to the weight layout of the reference."""
     data = weight.data[rows].contiguous().view(torch.uint8) ^ SIGN_BITS
     padding = weight.scales.shape[0] * weight.group // 2 - data.shape[1]
     return QuantizedWeight(

@@ -43,7 +43,7 @@ class NpuProvider(Provider):
     device = Device(
         type="npu",
         collectives="hccl",
-        block_size=128,  # the smallest size with which the attention operator supports prompts
+        block_size=128,  # the smallest block size with which the attention operator supports prompts
         captures=lambda tp_size: tp_size == 1,
         multiplies=multiplies,
     )
@@ -61,14 +61,14 @@ class NpuProvider(Provider):
 
         try:
             if self._ops is None:
-                import torch_npu  # where the vendor's packages are installed
+                import torch_npu  # imported only on NPUs: other machines lack the package
 
                 self._ops = torch_npu
             self._attention = NpuAttention(self._ops, device)
             npu = self._ops.npu
             versions = (npu.utils.get_cann_version(module) for module in ("CANN", "DRIVER"))
             self._fingerprint = (self._ops.__version__, *versions, npu.get_device_name(device))
-        except Exception as error:  # noqa: BLE001 - those of the vendor's libraries and of the card
+        except Exception as error:  # noqa: BLE001 - the vendor's libraries and the card raise errors of their own
             self._attention = None
             logger.warning("torch_npu does not work here: %s; using the slower torch functions", first_line(error))
             return

@@ -20,7 +20,7 @@ class Packed12Weight:
 
     lower_OI: torch.Tensor
     codes_N: torch.Tensor
-    """Two codes per byte, all outputs one after another: a sign bit above three bits that are added to ``base``."""
+    """Two codes per byte, all outputs one after another. A code is a sign bit above three bits that are added to ``base``."""
     base: int
     places_M: torch.Tensor
     """Flat indices of the weights without a code, int64."""
@@ -48,7 +48,8 @@ class Packed12Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in a kernel's packed format. On the meta device, weights without a code (patches) are unknown and not counted."""
+        """Bytes in a kernel's packed format. On the meta device, patches (weights whose upper byte has no 4-bit code) are not
+        counted: their number is unknown there."""
         return self.lower_OI.nbytes + self.codes_N.nbytes + PATCH_BYTES * len(self.places_M)
 
     def clone(self) -> Packed12Weight:

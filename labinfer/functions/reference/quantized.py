@@ -83,7 +83,7 @@ def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight:
         scales, global_scale = (
             codes.scales.to(torch.bfloat16),
             1.0,
-        )  # exact: bfloat16 represents every power of two of the table
+        )  # exact: bfloat16 represents every power-of-two scale of the table
     else:
         global_scale = shared_global_scale(codes.scales, codes.minima)
         scales = _compute(lambda scales_OG: scales_OG / global_scale, codes.scales).half()
@@ -171,7 +171,7 @@ def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     factors = (
         torch.full_like(peaks, LARGEST_8) / peaks
     )  # torch computes number / tensor as number * reciprocal, which rounds twice
-    factors = factors.masked_fill(~(peaks > 0), 0.0)  # rows of zeros, or with NaN
+    factors = factors.masked_fill(~(peaks > 0), 0.0)  # the scale is 0 or NaN: rows of zeros, or with NaN
     if rows.device.type == "cpu":
         return (rows.double() * factors.double()).round().float(), peaks / LARGEST_8
     return rounded_product(rows, factors), peaks / LARGEST_8  # not every accelerator has float64
