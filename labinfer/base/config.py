@@ -1,4 +1,4 @@
-"""User options: a frozen dataclass for each part of the program, which receives only its own.
+"""User options: a frozen dataclass for each part of the program, which receives only that dataclass.
 
 The command-line flags (``labinfer/cli/main.py``) and the keyword arguments of ``LLM`` are generated from these classes,
 so an option is written down once. Unknown keys are errors.
@@ -294,7 +294,7 @@ class SchedulerOptions:
         None,
         "lossless speculative decoding: a JSON object with vLLM's keys method (ngram, mtp, draft_model or a plugin's), model, "
         "num_speculative_tokens (a number or auto), prompt_lookup_min and prompt_lookup_max, and with draft_rank (rank of the "
-        "draft model) and continuous (true: idle stages verify further drafted tokens); see docs/speculation.md",
+        "draft model) and continuous (true: idle stages verify further drafts of a sequence); see docs/speculation.md",
         metavar="JSON",
     )
 
@@ -428,7 +428,7 @@ class EngineOptions:
         """Make options from the ``values`` of ``GROUP_SECTIONS`` and ``--reproducible``; all other options have their defaults.
 
         Raises:
-            UserError: as ``from_flat``.
+            UserError: see ``from_flat``.
         """
         names = ["reproducible", *(f.name for section in GROUP_SECTIONS for f in dataclasses.fields(section))]
         return cls.from_flat({name: values[name] for name in names if name in values})

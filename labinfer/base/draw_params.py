@@ -17,10 +17,8 @@ class DrawParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     top_k: int = 0
     """Keep the k largest logits; 0 or less keeps all, as does the vocabulary size or more."""
     top_p: float = 1.0
-    """Nucleus sampling: keep the smallest set of the likeliest tokens whose total probability is at least this; 1 keeps
-    all."""
+    """Nucleus sampling: keep the smallest set of the likeliest tokens whose total probability is at least ``top_p``; 1 keeps all."""
     min_p: float = 0.0
-    """Keep tokens with at least this fraction of the largest probability; 0 keeps all."""
+    """Keep tokens with a probability of at least ``min_p`` times the largest one; 0 keeps all."""
     typical_p: float = 1.0
-    """Locally typical sampling: keep the smallest set of the most typical tokens whose total probability is at least
-    this; 1 keeps all."""
+    """Locally typical sampling: keep the smallest set of the most typical tokens whose total probability is at least ``typical_p``; 1 keeps all."""

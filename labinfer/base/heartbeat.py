@@ -67,7 +67,8 @@ class HeartbeatMonitor:
         return self._clock() - self._heard[peer]
 
     def silent(self) -> list:
-        """Peers that have timed out; empty if none has. If one has, peers up to two intervals younger are included: they may share its fault."""
+        """Peers that have timed out; empty if none has. If one has, peers whose last heartbeat came up to two intervals later are
+        included: they may share its fault."""
         now, before = self._clock(), self._looked
         self._looked = now
         if now - before > 2 * self.interval + 1.0:

@@ -214,7 +214,7 @@ class EntryResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BatchResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Results of a step, one per entry of the plan, in its order."""
+    """Results of a step, one per entry of the plan, in the order of the entries."""
 
     step_id: int
     entries: list[EntryResult]

@@ -13,7 +13,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     by_stage: list[list[float]]
     """Seconds of a step, indexed by stage, then by the index in ``sizes``."""
     hop: float = 0.0
-    """Seconds that activations take between two stages: from the end of a step on one to its beginning on the next; 0 with one stage."""
+    """Seconds that activations take between two stages: from the end of a step on one stage to its beginning on the next; 0 with one stage."""
     swapped_block: float = 0.0
     """Seconds to swap a KV block out to host memory and back; 0 if there is no host pool."""
     swapped_window_block: float = 0.0

@@ -48,8 +48,7 @@ OTHER_NAMES = {
     "guided_choice": 'structured_outputs with "choice"',
     "guided_grammar": 'structured_outputs with "grammar"',
 }
-"""Hints by unknown name: other engines, or earlier versions of vLLM, use the name for a field of ``SamplingParams``, with
-which the hint begins."""
+"""Unknown name → hint that begins with the field of ``SamplingParams`` for which other engines, or earlier versions of vLLM, use that name."""
 TINY = 1e-300
 """Lower bound of parameters that must be above 0, such as ``top_p``."""
 
@@ -193,17 +192,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_tokens: Count = 0
     """Minimum number of output tokens: before it, neither a stop string nor a stop token ends the answer."""
     temperature: Annotated[float, Bounds(0.0, 100.0)] = 0.0
-    """Divisor of the logits; 0 is greedy, as is anything under ``GREEDY_BELOW``."""
+    """Divisor of the logits; 0 is greedy, as is any value below ``GREEDY_BELOW``."""
     top_p: Share = 1.0
-    """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): keep the smallest set of the likeliest tokens whose
-    total probability is at least this."""
+    """Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751): keep the smallest set of the likeliest tokens whose total
+    probability is at least ``top_p``."""
     top_k: Annotated[int, Bounds(-1, MAX_COUNT, f"-1 (all), 0 (all) or a count up to {MAX_COUNT}")] = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     min_p: Annotated[float, Bounds(0.0, 1.0)] = 0.0
-    """Keep tokens with at least this fraction of the largest probability (Nguyen et al. 2024, arXiv:2407.01082)."""
+    """Keep tokens with a probability of at least ``min_p`` times the largest one (Nguyen et al. 2024, arXiv:2407.01082)."""
     typical_p: Share = 1.0
-    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): keep the smallest set of the most typical
-    tokens whose total probability is at least this."""
+    """Locally typical sampling (Meister et al. 2022, arXiv:2202.00666): keep the smallest set of the most typical tokens whose
+    total probability is at least ``typical_p``."""
     repetition_penalty: Annotated[float, Bounds(0.01, 100.0)] = 1.0
     """Factor that penalizes tokens of prompt and answer: it divides their positive logits, and multiplies their
     negative ones (arXiv:1909.05858)."""

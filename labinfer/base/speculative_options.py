@@ -42,9 +42,8 @@ class SpeculativeOptions:
     num_speculative_tokens: int = 0
     """Draft length; 0 to choose it at run time, for the most expected tokens per second."""
     continuous: bool | None = None
-    """Whether pipeline stages that would be idle verify further drafted tokens of a sequence while earlier ones are in
-    flight. None means True unless all stages compute on CPUs of one machine, where busy stages use the cores of idle
-    ones."""
+    """Whether a sequence may have several drafts in flight: pipeline stages that would be idle verify the later drafts. None means
+    True unless all stages compute on CPUs of one machine, where busy stages use the cores of idle ones."""
     prompt_lookup_min: int = 2
     """Minimum length of the n-gram that ``ngram`` looks up."""
     prompt_lookup_max: int = 5

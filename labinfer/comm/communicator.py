@@ -108,7 +108,7 @@ class Communicator(ABC):
         return [self.isend(message, dest) for dest in dests]
 
     def gather(self, tensor: torch.Tensor, sizes: Sequence[int], root: int = 0) -> list[torch.Tensor] | None:
-        """Gather flat tensors to ``root`` in rank order; rank r's has ``sizes[r]`` elements. None on other ranks."""
+        """Gather flat tensors to ``root`` in rank order; the tensor of rank r has ``sizes[r]`` elements. None on other ranks."""
         if self.rank != root:
             self.isend(tensor, root).wait(f"room at rank {root} for gathered data")
             return None

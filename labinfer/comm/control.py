@@ -23,7 +23,7 @@ s steps later than on rank 0."""
 
 
 class ControlChannel:
-    """Commands from rank 0 to all followers, and replies from them to rank 0.
+    """Commands from rank 0 to all followers (the other ranks), and their replies.
 
     Args:
         comm: communicator used for nothing else.
@@ -84,7 +84,7 @@ class ControlChannel:
                 self._sends.keep(self._comm.isend(part, dest), f"rank {dest} to receive a command")
 
     def _receive(self, source: int, what: str, timeout: float | None = None) -> list[torch.Tensor]:
-        """Receive one message from ``source``, as the tensors that it was sent in."""
+        """Receive one message from ``source``, as the tensors in which the message was sent."""
         first = torch.empty(wire.CHUNK, dtype=torch.uint8)
         self._comm.irecv(first, source).wait(what, timeout)
         parts = [first]

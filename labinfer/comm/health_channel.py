@@ -87,7 +87,7 @@ class FaultOptions:
 
 
 class HealthChannel:
-    """This rank's end of the connections. ``HealthServer.accept_all`` makes rank 0's, ``connect`` those of followers.
+    """This rank's end of the connections. ``HealthServer.accept_all`` makes rank 0's end, ``connect`` a follower's end.
 
     Args:
         rank: world rank of this process.

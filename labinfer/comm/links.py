@@ -59,7 +59,7 @@ def measure_links(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[int, i
 
 
 def measure_neighbours(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[int, int], float]:
-    """Bandwidth from each host to the next while all send at once: less than alone if they share a switch or a network card.
+    """Bandwidth from each host to the next while all send at once: lower than for a host alone if hosts share a switch or a network card.
 
     Collective; every rank gets equal results, keyed by indices of ``hosts``.
 
@@ -79,7 +79,7 @@ def measure_neighbours(comm: Communicator, hosts: Sequence[int]) -> dict[tuple[i
 
 
 def _pass_on(comm: Communicator, hosts: Sequence[int], index: int) -> float:
-    """Send a large message to the next host and receive that of the previous one. Returns the seconds until it arrives."""
+    """Send a large message to the next host and receive the previous host's message. Returns the seconds until the latter arrives."""
     arrival, begin = torch.empty(LARGE_BYTES, dtype=torch.uint8), time.perf_counter()
     incoming = comm.irecv(arrival, hosts[index - 1]) if index > 0 else None
     leaving = comm.isend(torch.zeros_like(arrival), hosts[index + 1]) if index + 1 < len(hosts) else None

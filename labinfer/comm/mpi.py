@@ -172,7 +172,7 @@ def join_world(
     """Initialize MPI if necessary, and make a communicator over a duplicate of its world. MPI is finalized when the process exits.
 
     Args:
-        leaving: context for MPI_Finalize, which waits for all ranks without a timeout.
+        leaving: context manager for the call of MPI_Finalize, which waits for all ranks without a timeout.
 
     Raises:
         UserError: the library does not belong to the launcher, or sees another number of ranks.

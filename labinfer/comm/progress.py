@@ -65,7 +65,7 @@ class Progress:
         return f"{self.label}: {self._step}, {doing}"
 
     def wait(self) -> tuple[str, float] | None:
-        """Ranks that this rank waits for, such as ``1-3``, and the seconds so far; None while it computes. May be called from any thread."""
+        """Ranks that this rank waits for, such as ``1-3``, and the seconds so far; None while this rank computes. May be called from any thread."""
         what, since = self.waiting_for, self.waiting_since
         peers = NAMED_RANKS.search(what)
         if not peers:

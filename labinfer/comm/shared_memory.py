@@ -1,4 +1,4 @@
-"""SharedMemoryCommunicator: all-reduce and gathers through shared memory of one machine; other calls use the transport.
+"""SharedMemoryCommunicator: all-reduce and gathers through shared memory of one machine; other calls use MPI or gloo.
 
 A decode step does two small all-reduces per layer. Here an all-reduce costs little more than the cache-line transfers between the
 processors (``docs/decisions/0011``).

@@ -1,4 +1,4 @@
-"""RingCommunicator: small messages between ranks of one machine through ring buffers in shared memory; others use the transport.
+"""RingCommunicator: small messages between ranks of one machine through ring buffers in shared memory; other messages use MPI or gloo.
 
 A step sends a few small messages (plan, activations, tokens). A socket would wake two threads for each, on cores that compute
 (``docs/decisions/0076``).
@@ -39,7 +39,7 @@ RING_BYTES = 256 + ROOM_BYTES
 EVENT_BYTES = 128
 """Bytes of an event; see ``shared_memory_ring.cpp``."""
 LONGEST_SLEEP_WITH_EVENT = 0.1
-"""Longest sleep in seconds over a transport that progresses by itself. The event normally ends the sleep long before."""
+"""Longest sleep in seconds of a wait for a transport that progresses by itself. The event normally ends the sleep long before."""
 SHORTEST_SLEEP_OF_SHARED_CORE = 500e-6
 """Seconds. Shortest sleep with core sharing: each wake-up takes time from the rank that computes on this core."""
 YIELD_SECONDS_AFTER_EVENT = 0.0002
@@ -162,7 +162,7 @@ class RingCommunicator(Communicator):
         return [sends[dest] if dest in sends else self._write(rings[dest], header, tensor, dest) for dest in dests]
 
     def _notify(self, dest: int) -> None:
-        """Wake a rank of this machine for a message of the transport, if the transport is polled."""
+        """Wake a rank of this machine for a message over ``carrier``, if ``carrier`` is polled."""
         if self.polls:
             self.events.notify(dest)
 

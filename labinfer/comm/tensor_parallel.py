@@ -40,7 +40,7 @@ class TensorParallelCommunicator:
         return self._host_comm.all_gather(mine)[0].tolist()
 
     def gather_columns(self, slice_BV: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
-        """On tp rank 0 the column slices of all ranks, concatenated (``widths[r]`` columns of rank r); None on other ranks."""
+        """On tp rank 0 the column shards of all ranks, concatenated (``widths[r]`` columns of rank r); None on other ranks."""
         if self.size == 1:
             return slice_BV
         if has_torch_function((slice_BV,)):

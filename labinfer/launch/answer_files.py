@@ -87,7 +87,7 @@ class AnswerFiles:
 def identify_answer_files(group: RankGroup, options: EngineOptions, directory: Path, layout: Layout) -> AnswerFiles:
     """Identify the files that this rank is about to read, and check that all machines have the same checkpoint; collective.
 
-    Of the ranks of a machine that see the same files, one reads the contents.
+    Among ranks of a machine that see equal files, only one reads the contents.
 
     Raises:
         CollectiveError: a file cannot be read, or differs between machines.

@@ -1,4 +1,4 @@
-"""Fingerprint: one digest of all that a model's answers depend on, in named parts, so that a difference can be named; no torch."""
+"""Fingerprint: one digest of all that a model's answers depend on, in named parts, so that a difference can be named. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labinfer.comm.group.rank_group import RankGroup
     from labinfer.launch.layout.layout import Layout
 
-ANSWERING = {
+ANSWER_OPTIONS = {
     "model": (
         "dtype",
         "quantization",
@@ -36,7 +36,7 @@ ANSWERING = {
 """Names of the engine options that affect answers, by section. The layout is not among them, as it changes no answer in
 float32, and none at all with ``--reproducible``."""
 RESOLVED = ("dtype", "quantization", "kv_cache_dtype")
-"""Options in ``ANSWERING`` whose resolved values, as layers have them, are in a fingerprint rather than the values of the flags."""
+"""Options in ``ANSWER_OPTIONS`` whose resolved values, as layers have them, are in a fingerprint rather than the values of the flags."""
 DEFAULTS = "sampling defaults"
 KERNELS, VERSION = "kernels", "LABInfer version"
 SEPARATOR = "; "
@@ -88,7 +88,7 @@ def take_fingerprint(
 
     Args:
         identity: identity of the model's files.
-        layout: layout of the model; None on a spare rank, which gets a fingerprint without its parts.
+        layout: layout of the model; None on a spare rank, which gets a fingerprint without the parts of the layout.
         kernels: names of this rank's kernels, with their versions.
     """
     gathered = group.gather_bytes(msgspec.msgpack.encode(sorted(kernels)))
@@ -99,7 +99,9 @@ def take_fingerprint(
         parts |= _layer_parts(layout)
         if not reproducible:
             parts["layout"] = _describe_layout(layout)
-    chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
+    chosen = {
+        name: getattr(getattr(options, section), name) for section, names in ANSWER_OPTIONS.items() for name in names
+    }
     settings = {flag_name(name): value for name, value in chosen.items() if name not in RESOLVED}
     parts["settings"] = ", ".join(f"{flag} {value}" for flag, value in settings.items())
     parts[KERNELS] = SEPARATOR.join(sorted(names))
@@ -152,10 +154,10 @@ def _layer_parts(layout: Layout) -> dict[str, str]:
 
 
 def _by_layer(layers: Iterable[tuple[int, int]], values: list[str]) -> str:
-    """The value of all layers, or the values of ranges of layers such as "layers 0-11 bfloat16, layers 12-23 float16".
+    """Text of ``values``: one value if all stages have it, else a value for each range of layers, such as "layers 0-11 bfloat16, layers 12-23 float16".
 
     Args:
-        layers: first layer, and the end, of each stage.
+        layers: (begin, end) layer indices of each stage.
         values: value of each stage.
     """
     if len(set(values)) == 1:

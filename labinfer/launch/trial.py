@@ -40,7 +40,7 @@ from labinfer.native.cache_file import Damaged, digest, locked, read_sealed, wri
 
 logger = logging.getLogger(__name__)
 
-FORM = 3
+TRIAL_VERSION = 3
 """Version of the trials (see ``functions.trial``) and of their cached results. Results of other versions are not used."""
 SECONDS = 2.0
 """Time budget in seconds of the trials at a start. Beyond it, each implementation is tried in one case only."""
@@ -121,7 +121,7 @@ def drop_failing(
         seconds=SECONDS,
     )
     keys = list(dict.fromkeys(case.key for case in cases))
-    versions = (FORM, labinfer.__version__, torch.__version__, TRIED_ROWS, _hardware(setting.device))
+    versions = (TRIAL_VERSION, labinfer.__version__, torch.__version__, TRIED_ROWS, _hardware(setting.device))
     fingerprints = [provider.fingerprint() for provider in providers]
     described = (PLUGINS.computing_code(), request.settings, request.calls, group_size, weights, keys)
     path = None if cache is None else cache / f"trials-{digest(versions, fingerprints, described)}.json"

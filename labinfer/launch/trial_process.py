@@ -282,7 +282,7 @@ def _how_ended(status: int) -> str:
 
 
 def main() -> None:
-    """Read a ``TrialRequest`` from standard input, and write one ``Message`` per line to standard output."""
+    """Read a ``TrialRequest`` from standard input, and write one message (``CaseList``, ``TrialMessage`` or ``Complete``) per line to standard output."""
     die_with_parent(signal.SIGKILL)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialRequest)
     output = os.dup(1)

@@ -117,7 +117,7 @@ def _name_kernels(calls: RankCalls, choice: Choice, providers: Sequence[Provider
 
 
 def _shorten(text: str) -> str:
-    """The text, or its first line and a digest if it is long, as the description of a processor is."""
+    """Part of a provider's version for fingerprints: ``text``, or its first line and a digest if it is longer than ``LONG_VERSION``."""
     return text if len(text) <= LONG_VERSION else f"{' '.join(text.splitlines()[0].split())} {digest(text)}"
 
 

@@ -58,7 +58,7 @@ class ModelConfig:
     """Pooling of embeddings that the checkpoint's files specify."""
     layers: tuple[LayerConfig, ...]
     mtp: LayerConfig | None = None
-    """Decoder layer inside the first MTP layer; None if the checkpoint has none, or if it is not used for drafting."""
+    """Decoder layer inside the first MTP layer; None if the checkpoint has no MTP layer, or if MTP layers are not used for drafting."""
     dtype: str
     eos_token_ids: tuple[int, ...]
     formats: Formats = field(default_factory=plain_formats)
@@ -96,7 +96,7 @@ class ModelConfig:
 
 
 def read_model(file: ConfigFile, layers: Sequence[LayerConfig], **changes: Any) -> ModelConfig:
-    """Read the keys that families share; ``changes`` override them.
+    """Read the config keys that all families share; ``changes`` override fields of the result.
 
     Raises:
         UserError: a key is missing or invalid.
@@ -187,7 +187,7 @@ def require_one_type(file: ConfigFile, window: int) -> None:
 
 
 def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
-    """Grouped-query attention with the config keys of most families; ``changes`` override its fields. Unless ``changes`` has a
+    """Read grouped-query attention from the config keys that most families have; ``changes`` override its fields. Unless ``changes`` has a
     ``window``, configs with a sliding window are rejected.
 
     Raises:
@@ -214,7 +214,7 @@ def read_attention(file: ConfigFile, **changes: Any) -> AttentionConfig:
 
 
 def read_gated_mlp(file: ConfigFile, key: str = "intermediate_size") -> GatedMLPConfig:
-    """Gated MLP with the config keys of most families.
+    """Read a gated MLP from the config keys that most families have.
 
     Args:
         key: config key of the number of columns.
@@ -244,7 +244,7 @@ def read_windows(file: ConfigFile, window: int, default: Callable[[int], str]) -
         default: type of layer n if ``layer_types`` is missing.
 
     Raises:
-        UserError: ``layer_types`` does not name one of the two types for each layer, or has sliding layers while ``window`` is 0.
+        UserError: ``layer_types`` does not name a type (full or sliding attention) for each layer, or has sliding layers while ``window`` is 0.
     """
     types = read_layer_types(file, (FULL, SLIDING), default)
     file.require(

@@ -60,7 +60,7 @@ class DecoderLayer(nn.Module):
         output_rows: OutputRows | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the layer on hidden states, to which its first norm adds ``delta_TD``, the previous layer's last output
-        (fused add and norm). Returns its own hidden states and delta, not added yet.
+        (fused add and norm). Returns the layer's hidden states and delta, not added yet.
 
         Args:
             output_rows: rows to return, (R, D); None for all.
@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         self._places = [
             (index, index if source is None else source - ctx.first_layer) for index, source in enumerate(sources)
         ]
-        """For each layer: its index in the stage, and the index of the layer whose cache it uses (another one's with KV sharing)."""
+        """For each layer: its index in the stage, and the index of the layer whose cache it uses (an earlier layer with KV sharing)."""
         for layer in self._cached_layers():
             rope = layer.self_attn.rope
             if rope is not None and rope not in self._ropes:
@@ -213,7 +213,7 @@ class Decoder(nn.Module):
         }
 
     def with_layers(self, indices: Sequence[int]) -> Decoder:
-        """Return a decoder that runs only some of this one's layers, on this one's weights; for measurements.
+        """Return a decoder that runs only some layers of this decoder, on shared weights; for measurements.
 
         Args:
             indices: indices of the layers in the stage, ascending; at least one.

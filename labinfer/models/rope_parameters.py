@@ -18,7 +18,7 @@ def read_rope(
     Args:
         layer_type: layer type whose entry of ``rope_parameters`` is read, if it has one per type.
         partial: whether the family supports rotating a part of each head.
-        fixed_stretch: whether ``alpha`` makes ``dynamic`` rope scale the base by a constant; others ignore ``alpha``.
+        fixed_stretch: whether ``alpha`` makes ``dynamic`` rope scale the base by a constant; other families ignore ``alpha``.
         changes: fields of the result that the family overrides.
 
     Raises:

@@ -165,7 +165,7 @@ def is_at(file: BinaryIO, path: Path) -> bool:
 def locked(path: Path, seconds: float, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold a lock file during the block. The lock is released when the process ends, also by a signal.
 
-    The block runs without the lock after ``seconds``, or if the file system has no locks, so it must be correct without it.
+    The block runs without the lock after ``seconds``, or if the file system has no locks, so it must be correct without the lock.
 
     Args:
         seconds: timeout of the wait for another process.

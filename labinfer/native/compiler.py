@@ -161,8 +161,8 @@ def find_compiler(target: Target | None = None) -> str:
 
 
 def _load_prebuilt(name: str, sources: Path, flags: Sequence[str], targets: Sequence[Target]) -> ctypes.CDLL | None:
-    """Load a prebuilt library for the first of ``targets`` that fits; None if none does. Does not check its owner and mode, which are
-    those of the package's files."""
+    """Load a prebuilt library for the first of ``targets`` that fits; None if none does. Does not check the library's owner and
+    mode, which are those of the package's files."""
     if not PREBUILT.is_dir():
         return None
     for target in targets:

@@ -1,4 +1,4 @@
-"""Instructions that torch uses for its operations, and MKL inside of it: they decide the bits of log, exp, cos and sin."""
+"""Instruction sets with which torch, and MKL inside of torch, compute: they decide the bits of log, exp, cos and sin."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from labinfer.base.standard_error import write_lines
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.address_space import explain_by_limit
 
-NEWS_SECONDS = 3.0
+REASON_SECONDS = 3.0
 """Seconds for which a rank that lost a peer waits for the health channel to report the reason."""
 
 
@@ -60,7 +60,7 @@ def end_process_with(error: BaseException, group: RankGroup | None, speaks: bool
 
 def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
     if isinstance(error, PeerLost):
-        time.sleep(NEWS_SECONDS)  # the health channel's thread ends the process as soon as it learns the reason
+        time.sleep(REASON_SECONDS)  # the health channel's thread ends the process as soon as it learns the reason
     if speaks or not isinstance(error, UserError):
         write_lines(describe_failure(error))
     if group is None or group.health_channel is None:
@@ -72,7 +72,7 @@ def _tell(error: BaseException, group: RankGroup | None, speaks: bool) -> None:
         f"labinfer: {group.progress.label} on {group.environment.node_name} failed; aborting all ranks", timed_out
     )
     if timed_out and group.rank != 0:
-        time.sleep(NEWS_SECONDS)  # rank 0 asks all ranks for their states, including this one
+        time.sleep(REASON_SECONDS)  # rank 0 asks all ranks for their states, including this one
 
 
 def end_group_on_uncaught(group: RankGroup) -> None:

@@ -49,7 +49,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 @dataclass(kw_only=True)
 class RankGroup:
-    """All ranks of a launch, or those of them that run a model, as seen by this rank."""
+    """All ranks of a launch, or only the ranks that run a model, as seen by this rank."""
 
     environment: LaunchEnvironment
     comm: Communicator
@@ -338,7 +338,7 @@ def _open_health_channel(
             offer = Rendezvous(addresses, server.port, key, mine.node)
         except UserError as error:
             offer = Rendezvous([], 0, "", mine.node, str(error))
-        except OSError as error:  # no file descriptor or address is left
+        except OSError as error:  # such as no free file descriptor
             refusal = f"rank 0 on {mine.node} cannot listen for the other ranks: {error.strerror or error}"
             offer = Rendezvous([], 0, "", mine.node, refusal)
         data = msgspec.msgpack.encode(offer)

@@ -13,7 +13,7 @@ from labinfer.comm.group.signals import SignalGuard
 logger = logging.getLogger(__name__)
 
 ALL_SECONDS = 0.3
-"""Seconds within which a launcher or terminal that signals all ranks has signalled each. Then a rank without the signal ends by itself."""
+"""Seconds that a launcher or terminal may take to signal all ranks. A rank without a signal by then ends because of another rank's signal."""
 
 
 def share_signals(signals: SignalGuard, group: RankGroup) -> None:

@@ -11,10 +11,10 @@ from labinfer.base.errors import UserError
 LEAST_BYTES = 768 << 20
 """Minimum address space for importing torch: below it, libraries kill the process in ways that Python does not notice."""
 OUT_OF_MEMORY_MESSAGES = (
-    "failed to map segment",  # the dynamic linker, of a library
+    "failed to map segment",  # from the dynamic linker
     "can't start new thread",
-    "can't allocate memory",  # torch
-    "annot allocate memory",  # the system, as ENOMEM
+    "can't allocate memory",  # from torch
+    "annot allocate memory",  # from the system (ENOMEM)
     "bad_alloc",
 )
 """Substrings of error messages that a process gets when it can map no more memory."""

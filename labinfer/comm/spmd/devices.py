@@ -30,7 +30,7 @@ class DeviceName:
 
 
 def resolve_devices(flags: Mapping[int, str], everyone: Sequence[RankInfo]) -> dict[int, DeviceName]:
-    """Device of each rank of ``flags``. A flag without a number takes the accelerator that fewest ranks before it use, the first of equals.
+    """Device of each rank of ``flags``. A flag without a number takes the accelerator that the fewest earlier ranks use, the lowest number among equals.
 
     Args:
         flags: ``cpu``, ``cuda``, ``cuda:1``, … of each rank; ``auto`` is the accelerator if torch has one on the node, otherwise the CPU.

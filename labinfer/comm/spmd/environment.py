@@ -224,7 +224,7 @@ def shorten_openmp_spins(environ: MutableMapping[str, str] | None = None) -> Non
 
 
 def make_portable() -> None:
-    """Set ``PORTABLE_TORCH``. Call it before torch's first computation, at which torch and MKL read these variables."""
+    """Set the environment variables ``PORTABLE_TORCH``. Call it before torch's first computation, when torch and MKL read the variables."""
     os.environ.update(PORTABLE_TORCH)
 
 

@@ -236,7 +236,7 @@ class Layout:
         return plain.meta(plain.topology.place(0)).num_parameters
 
     def whole(self) -> Layout:
-        """Layout of this model on a single rank (self if it already is)."""
+        """Layout of this model on a single rank (``self`` if this layout already has only one)."""
         if self.topology.num_places == 1:
             return self
         return replace(

@@ -23,7 +23,7 @@ from labinfer.native.cache_file import Damaged, digest, read_sealed, write_seale
 
 logger = logging.getLogger(__name__)
 
-FORM = 5
+COST_FORMAT = 5
 """Version of the measuring method and file format. Files of other versions are not used."""
 
 Costs = TypeVar("Costs")
@@ -66,7 +66,7 @@ def file_name(
     """File name that encodes everything that the costs depend on."""
     here, place = group.everyone[group.rank], layout.topology.place(group.rank)
     key = digest(
-        (labinfer.__version__, FORM),
+        (labinfer.__version__, COST_FORMAT),
         [provider.fingerprint() for provider in providers],
         PLUGINS.computing_code(),
         model_name(config),

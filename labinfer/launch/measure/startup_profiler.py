@@ -41,7 +41,7 @@ DRAFT_ROWS = (1, 2, 4, 8, 16)
 DRAFT_ROUNDS = 5
 """Repetitions of a timed step with drafts. Steps are captured from the third repetition on."""
 ROUNDS = 3
-"""Number of times that every other step is timed. The fastest run counts, because other load may slow the rest down."""
+"""Number of times that each step without drafts is timed. The fastest run counts, because other load may slow the rest down."""
 RING_BYTES = BatchResult.max_bytes(1) + EntryResult.max_bytes(num_samples=1)
 
 

@@ -176,7 +176,7 @@ def _measure_skipped(
     Args:
         numbers: indices of the measured layers, all of the kind of the model's last layer.
         rows: chunk sizes in tokens.
-        seconds: seconds of such a layer when it computes all rows.
+        seconds: seconds of a layer of that kind when it computes all rows.
         before: see ``_layer_timer``.
     """
     runner, saved = timer.runner.with_layers(numbers[:1]), {0: 0.0}

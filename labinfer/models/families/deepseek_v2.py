@@ -76,7 +76,7 @@ def read_latent_layers(
 
 
 def read_latent_attention(file: ConfigFile, interleaved: bool) -> LatentAttentionConfig:
-    """Read the config of latent attention (MLA) from the keys that all families with it have. The norms' epsilon is the default
+    """Read the config of latent attention (MLA) from the keys that all families with latent attention have. The norms' epsilon is the default
     of ``LatentAttentionConfig``.
 
     Args:

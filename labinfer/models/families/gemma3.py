@@ -108,7 +108,7 @@ def read_logits_cap(file: ConfigFile) -> float | None:
 
 
 def _read_ropes(file: ConfigFile) -> dict[bool, RopeConfig]:
-    """Rotary configs of layers with (True) and without (False) a sliding window. Scaling without a layer type applies to the latter.
+    """Rotary configs of layers with (True) and without (False) a sliding window. Scaling without a layer type applies to layers without a window.
 
     Raises:
         UserError: the parameters are not given for each layer type, or are invalid.

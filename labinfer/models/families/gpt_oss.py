@@ -29,7 +29,7 @@ YARN = {
 
 
 class GptOssForCausalLM(Decoder):
-    """Attention sinks, a sliding window in every other layer; experts with biases, weighted by a softmax over the chosen ones' logits."""
+    """Attention sinks, a sliding window in every other layer; experts with biases, weighted by a softmax over the logits of the chosen experts."""
 
     names = CheckpointNames(
         renamed={

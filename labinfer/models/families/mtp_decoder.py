@@ -19,7 +19,7 @@ def read_mtp(file: ConfigFile, layer: LayerConfig, key: str, default: int = 0) -
     """``layer`` if the checkpoint has MTP layers, else None.
 
     Args:
-        key: config key of their number.
+        key: config key of the number of MTP layers.
         default: number of MTP layers if the config lacks ``key``.
     """
     return layer if file.get(key, int, default) > 0 else None

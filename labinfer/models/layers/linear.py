@@ -1,7 +1,7 @@
 """Tensor-parallel linear layers (Shoeybi et al. 2019, arXiv:1909.08053).
 
 Column-parallel layers split the outputs, row-parallel layers the inputs. A column-parallel layer followed by a row-parallel one needs one
-all-reduce. Slices may be unequal: see ``layers/sharding``.
+all-reduce. Shards may be unequal: see ``layers/sharding``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class MergedColumnParallelLinear(Matrix):
     A checkpoint may store the projections separately, or fused into one matrix with their rows in order: see ``StageContext.names``.
 
     Args:
-        parts: name, full number of outputs and this rank's range of outputs, for each projection. A projection of which this rank has
-            several ranges is listed once for each.
+        parts: name, full number of outputs and this rank's range of outputs, for each projection. A projection of which this rank
+            has several ranges is listed once for each range.
         bias: whether the checkpoint has biases for the projections.
         kind: selects the quantization.
     """
@@ -57,7 +57,7 @@ class MergedColumnParallelLinear(Matrix):
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         parent = prefix.rpartition(".")[0]
         all_outputs = sum(outputs for _, outputs, _ in self._parts)
-        row = offset = 0  # row of this rank's matrix, and of the checkpoint's fused one
+        row = offset = 0  # row of this rank's matrix, and of the checkpoint's fused matrix
         for name, outputs, (begin, end) in self._parts:
             here = slice(row, row + end - begin)
             if self._fused is None:

@@ -2,7 +2,7 @@
 
 - ``linear`` divides positions (Chen et al. 2023, arXiv:2306.15595).
 - ``llama3`` divides only the low frequencies, as the reference code of Llama 3.1's model card does.
-- ``yarn`` blends both and sharpens attention (Peng et al. 2023, arXiv:2309.00071).
+- ``yarn`` blends divided and original frequencies, and sharpens attention (Peng et al. 2023, arXiv:2309.00071).
 - ``longrope`` has a factor for each frequency (Ding et al. 2024, arXiv:2402.13753). If there are two sets of factors, the run's context
   limit selects one, so that all keys of a sequence are rotated by one set.
 - ``dynamic`` scales the base by the context length once it exceeds the checkpoint's (dynamic NTK; Transformers 5.24,

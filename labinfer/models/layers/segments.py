@@ -28,7 +28,7 @@ Shard = Callable[[int, int], Range]
 Node = tuple[int, int]
 """A node of the tree, as (first segment, end) of its subtree."""
 SUMMED_ROWS = 512
-"""Rows whose float32 sums are in memory at once: a long prompt needs no more memory than these."""
+"""Rows whose float32 sums are in memory at once: a long prompt needs no more memory than these rows."""
 SEGMENT = re.compile(r"\.segments\.\d+")
 
 
@@ -74,7 +74,7 @@ class SumTree:
         return [each for half in self.split((begin, end)) for each in self.cover(part, half)]
 
     def additions(self, node: Node) -> list[int]:
-        """Number of additions after each segment of ``node``, as of ``SegmentedWeight``."""
+        """Number of additions after each segment of ``node``, see ``SegmentedWeight.additions``."""
         if node[1] - node[0] == 1:
             return [0]
         left, right = map(self.additions, self.split(node))
@@ -114,7 +114,7 @@ class SegmentSum:
         return self._tp.size == 1
 
     def weight(self, matrices: Iterable[PackedWeight]) -> SegmentedWeight:
-        """The matrices of this rank's segments. Their product is the sum over all segments if ``is_local``, else for ``add_ranks``."""
+        """The matrices of this rank's segments. Their product is the sum over all segments if ``is_local``, else the argument ``own`` of ``add_ranks``."""
         additions = [count for node in self._own for count in self._tree.additions(node)]
         num_sums = 0 if self.is_local else self._most
         return SegmentedWeight(segments=tuple(matrices), additions=tuple(additions), num_sums=num_sums)
@@ -123,7 +123,7 @@ class SegmentSum:
         """Write the sum to ``out``; collective over the ranks.
 
         Args:
-            parts: partial result of each segment of this rank, in order, like ``out``.
+            parts: partial result of each segment of this rank, in order, with the shape of ``out``.
         """
         if has_torch_function((out,)):  # a capture records this as one operation
             return handle_torch_function(self.add, (out,), out, *parts)

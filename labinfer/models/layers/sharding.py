@@ -8,7 +8,7 @@ from labinfer.base.errors import UserError
 from labinfer.comm.spmd.topology import shard_range
 
 COLUMN_UNIT = 16
-"""Granularity of MLP column ranges, if the width allows, which keeps slices SIMD-friendly."""
+"""Granularity of MLP column ranges, if the width allows, which keeps shards SIMD-friendly."""
 
 
 @dataclass(frozen=True)

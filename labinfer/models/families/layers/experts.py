@@ -38,7 +38,7 @@ class RoutedExperts(WeightedModule):
         columns: intermediate size of an expert, over all ranks.
         gate: clamped activation of experts with biases.
         gelu: whether the activation is GELU instead of SiLU.
-        part: range of the sharded dimension to hold, see ``expert_shard``; None for this rank's.
+        part: range of the sharded dimension to hold, see ``expert_shard``; None for the range of this rank.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class ShardedRMSNorm(WeightedModule):
 
     Args:
         num_heads: heads of all ranks.
-        heads: this rank's (begin, end) of them.
+        heads: (begin, end) of this rank's heads.
         counted_from: first head whose squares this rank counts; earlier ones are replicas that another rank counts.
         size: head size.
     """

@@ -167,7 +167,7 @@ class DecayWeights(WeightedModule):
             )
 
     def pack(self) -> None:
-        self.rate_H.exp_()  # the checkpoint stores its logarithm
+        self.rate_H.exp_()  # the checkpoint stores the logarithm of the rate
 
 
 # Rows of the checkpoint's tensors for this rank's heads.

@@ -59,7 +59,7 @@ class LatentAttentionConfig:
 
 
 class MultiHeadLatentAttention(nn.Module):
-    """This rank's heads. The latent is replicated: every rank computes and caches it for each token, as all heads share it."""
+    """This rank's heads of a latent-attention layer. The latent is replicated: every rank computes and caches it for each token, as all heads share it."""
 
     def __init__(self, config: LatentAttentionConfig, hidden_size: int, ctx: StageContext):
         super().__init__()
