@@ -13,7 +13,7 @@ from labinfer.base.config import EngineOptions
 from labinfer.base.option_fields import join
 from labinfer.base.plugins import PLUGINS
 from labinfer.base.sampling_params import SamplingParams, sampling_parameters
-from labinfer.launch.fingerprint import ANSWERING
+from labinfer.launch.fingerprint import ANSWER_OPTIONS
 
 CHUNK_BYTES = 1 << 22
 
@@ -21,7 +21,9 @@ CHUNK_BYTES = 1 << 22
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
     """Values of the options that affect answers, by flag; a file is represented by its digest. Without the tokenizer,
     which the model's ``Identity`` includes."""
-    chosen = {name: getattr(getattr(options, section), name) for section, names in ANSWERING.items() for name in names}
+    chosen = {
+        name: getattr(getattr(options, section), name) for section, names in ANSWER_OPTIONS.items() for name in names
+    }
     files = {name: getattr(options.model, name) for name in ("response_template", "chat_template")}
     for name, path in files.items():
         if os.path.isfile(path):
