@@ -1,4 +1,4 @@
-"""Checkpoint: tensors of a directory with the format of each matrix; CheckpointReader: the loader's view of a model's weights."""
+"""Checkpoint: a directory's tensors with the format of each matrix; CheckpointReader: the interface that the loader reads from."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CheckpointReader(Protocol):
     directory: Path
     """Path of the directory or of the file."""
     functions: LoadFunctions
-    """Loading functions; a provider may replace them by compiled ones."""
+    """Inner loops of weight loading, in torch; a provider may replace them by compiled ones."""
     bytes_read: int
-    """Bytes read so far, headers excluded."""
+    """Bytes of tensors read so far, without file headers."""
 
     @property
     def names(self) -> set[str]:
@@ -36,17 +36,17 @@ class CheckpointReader(Protocol):
         """Read a slice of a tensor that is not a matrix into new host memory; see ``TensorReader.read``."""
 
     def format(self, matrix: str) -> MatrixForm:
-        """Form of a matrix in memory, and the tensors in which it is stored."""
+        """Form in which a rank holds a matrix, and the names of the tensors in which the checkpoint stores it."""
 
     def load(self, part: WeightSlice) -> None:
-        """Read a slice, decode it and store it in its destination.
+        """Read the tensors of ``part``, decode them, and store the result in the slice's destination.
 
         Raises:
             UserError: a tensor is missing, or has another shape or an unsuitable dtype.
         """
 
     def check(self, part: WeightSlice) -> None:
-        """Check a slice without loading it: names, shapes, dtypes, and quantized values that may contradict the config.
+        """Check a slice without loading it: its tensors' names, shapes and dtypes, and values that may contradict the config.
 
         Raises:
             UserError: ``load`` would raise, or a value contradicts the config.
@@ -74,7 +74,7 @@ class Checkpoint(TensorFiles):
         super().__init__(directory)
 
     def format(self, matrix: str) -> Format:
-        """Format of a matrix. Plain if the matrix was left unquantized without being listed in the config, as routers often are."""
+        """Format of a matrix; ``PlainFormat`` if it turns out unquantized although the config does not list it (often routers)."""
         chosen, weight = self._formats(matrix), f"{matrix}.weight"
         names = chosen.tensor_names(matrix)
         if weight in names or weight not in self._tensors or any(name in self._tensors for name in names):
@@ -82,7 +82,7 @@ class Checkpoint(TensorFiles):
         return PlainFormat()
 
     def load(self, part: WeightSlice) -> None:
-        """Read a slice, decode it and store it in its destination."""
+        """Read the tensors of ``part``, decode them, and store the result in the slice's destination."""
         if isinstance(part, TensorSlice):
             self.read_into(part)
         else:
@@ -90,7 +90,7 @@ class Checkpoint(TensorFiles):
             chosen.read(tensors, matrix)
 
     def check(self, part: WeightSlice) -> None:
-        """Check a slice without loading it: its tensor's name, shape and dtype, or, for a matrix, all that its format checks. Errors: ``UserError``."""
+        """Check a slice without loading it: its tensor, or what the format of its matrix checks. Errors: ``UserError``."""
         if isinstance(part, TensorSlice):
             self.expect(part.name, part.shape, part.destination.dtype)
         else:
@@ -103,9 +103,9 @@ class Checkpoint(TensorFiles):
         return isinstance(chosen, PlainFormat)
 
     def source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
-        """Format of a matrix, the reader of its tensors, and the slice with its name for that reader."""
+        """Format of a matrix, the reader of its tensors, and the slice under the name by which this reader knows the matrix."""
         return self.format(part.name), self, part
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
-        """Names of the tensors from which a slice may be read; a matrix can have several, by its format."""
+        """Names of the tensors from which a slice may be read. The format of a matrix may store it in several tensors."""
         return (part.name,) if isinstance(part, TensorSlice) else self.format(part.name).tensor_names(part.name)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 DRAFT_PARTS = ("enorm", "hnorm", "eh_proj")
-"""Modules that only MTP layers of DeepSeek's kind have: two norms, and the projection of their outputs."""
+"""Modules that only MTP layers as in DeepSeek's models have: two norms, and the projection of their concatenated outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,23 +15,23 @@ class CheckpointNames:
     """Differences between a family's tensor names and the module paths of the model, which are Llama's names."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Model's path segments → checkpoint's segments, replaced anywhere in a name, such as
-    ``{"self_attn.q_norm": "self_attn.query_layernorm", "model": "model.language_model"}``."""
+    """Path segments in the model → path segments in the checkpoint, replaced anywhere in a name, such as ``{"self_attn.q_norm":
+    "self_attn.query_layernorm", "model": "model.language_model"}``."""
     fused: Mapping[tuple[str, ...], str] = field(default_factory=dict)
-    """Projections that the checkpoint stores as one matrix, in the order of its rows → name of that matrix, such as
-    ``{("gate_proj", "up_proj"): "gate_up_proj"}``. ``renamed`` is not applied yet."""
+    """Projections whose rows the checkpoint stores one after another in one matrix → name of the matrix, such as ``{("gate_proj",
+    "up_proj"): "gate_up_proj"}``. Names as before ``renamed``."""
     ignored: tuple[str, ...] = ()
     """Name prefixes of tensors that are not loaded, such as ``model.visual.``."""
     roots: tuple[str, ...] = ()
-    """Possible names of the first segment ``model`` in checkpoints of this family; the first one that the checkpoint has is used. The LM
-    head is next to it: for ``language_model.model`` it is ``language_model.lm_head``."""
+    """Possible names of the first segment ``model`` in checkpoints of this family, best first. The LM head is next to it: for
+    ``language_model.model`` it is ``language_model.lm_head``."""
     root: str = "model"
     """First segment of names in the checkpoint, set by ``resolve``; empty if names begin with ``layers.`` or ``embed_tokens.``."""
     has_draft_layers: bool = False
     """Whether MTP layers may follow the model's own layers (``model.layers.N`` …). Like ``ignored`` tensors, they are not loaded."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
-        """Copy for the root of a checkpoint that has ``tensors``.
+        """Copy whose ``root`` is that of a checkpoint with the tensor names ``tensors``.
 
         Checkpoints of base models, such as ``Qwen3Model``, have no first segment ``model``.
         """
@@ -56,7 +56,7 @@ class CheckpointNames:
             num_layers: number of the model's layers, without MTP layers.
         """
         if not self.has_draft_layers:
-            return self  # MTP layers are under mtp. already; their unused tensors are not loaded
+            return self  # MTP layers are already under mtp., whose unused tensors are not loaded
         first = f"model.layers.{num_layers}"
         parts = {
             "mtp.pre_fc_norm_embedding": f"{first}.enorm",
@@ -80,7 +80,7 @@ class CheckpointNames:
 
         Args:
             num_layers: layers of the model, without MTP layers.
-            tensors: names of the checkpoint's tensors. A layer counts as an MTP layer if it has one of ``DRAFT_PARTS``.
+            tensors: names of the checkpoint's tensors. A layer with one of ``DRAFT_PARTS`` is an MTP layer.
         """
         if not self.has_draft_layers:
             return self.ignored
@@ -95,4 +95,4 @@ class CheckpointNames:
             return name
         longest_first = "|".join(re.escape(run) for run in sorted(self.renamed, key=len, reverse=True))
         stored = re.sub(rf"(?<![^.])(?:{longest_first})(?![^.])", lambda match: self.renamed[match[0]], name)
-        return stored.removeprefix(".")  # after an empty root
+        return stored.removeprefix(".")  # an empty root leaves a leading dot

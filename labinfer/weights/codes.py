@@ -1,13 +1,13 @@
-"""Codes: quantized values (unsigned integers) of a matrix slice, in a layout between a checkpoint's and a kernel's.
+"""Codes: quantized values (unsigned integers) of a matrix slice, in one order for all checkpoint formats and kernels.
 
-A weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or ``scale * table[code]`` with a table of 16 numbers. Codes are
-stored in words of 32 bits along the inputs of each output, the first input in the lowest bits, whatever order a checkpoint has. So
-packing for a kernel is independent of formats, and formats are independent of kernels.
+A weight is ``scale * (code - zero)``, or ``scale * code + minimum``, or ``scale * table[code]`` with a table of 16 numbers. Codes
+are stored in words of 32 bits along the inputs of each output, the first input in the lowest bits. A format converts a checkpoint's
+order to this one, and a kernel's packing converts it to the kernel's own order.
 
-Codes of 5 bits take five words for each 32 inputs, in the order in which kernels unpack them. Words 1 to 4 hold 8 inputs
-each: byte i of a word has the code of its input i in the lower 5 bits, and the upper 3 bits of the code of its input
-i + 4 above them. Word 0 has the lower 2 bits of the latter codes: its byte i has those of word w in bits 2w - 2 and
-2w - 1.
+Codes of 5 bits take five words for each 32 inputs, in the order in which kernels unpack them. Words 1 to 4 hold 8 inputs each: byte
+i of a word has the code of the word's input i in its lower 5 bits, and in its upper 3 bits the upper 3 bits of the code of input i
++ 4. Word 0 has the lower 2 bits of the codes of inputs 4 to 7: its byte i has those for input i + 4 of word w in bits 2w - 2 and 2w
+- 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK = 1 << 19
 
 @dataclass(frozen=True)
 class QuantLayout:
-    """Layout of quantized values: bits, group size, zero points or minima."""
+    """Form of quantized weights in memory: bits, group size, zero points or minima."""
 
     bits: int
     """Bits of a code: 4, 5 or 8."""
@@ -41,7 +41,7 @@ class QuantLayout:
 
     @property
     def quantization(self) -> str:
-        """Quantization name under which functions are registered; codes of 5 bits use those of ``int4``."""
+        """Quantization name under which functions are registered; 5-bit codes use functions for ``int4``."""
         return "int8" if self.bits == 8 else "int4"
 
     @property
@@ -55,8 +55,7 @@ class QuantLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Codes:
-    """Memory for the codes (quantized values) of some outputs and a range of inputs. The range is extended to whole
-    groups at both ends."""
+    """Memory for the codes (quantized values) of some outputs and a range of inputs, extended at both ends to whole groups."""
 
     form: QuantLayout
     columns: Range
@@ -64,11 +63,11 @@ class Codes:
     words: torch.Tensor
     """Codes in words, (outputs, words) int32."""
     scales: torch.Tensor
-    """Scales of the groups, (outputs, groups) float32. Of codes that index a table of values (MXFP4), they may be powers of two."""
+    """Scales of the groups, (outputs, groups) float32. If codes index a table (MXFP4), scales may be powers of two."""
     zeros: torch.Tensor | None
-    """Zero points of the groups, (outputs, groups) uint8; None if the layout has none."""
+    """Zero points of the groups, (outputs, groups) uint8; None if the form has none."""
     minima: torch.Tensor | None = None
-    """Minima of the groups, (outputs, groups) float32; None if the layout has none."""
+    """Minima of the groups, (outputs, groups) float32; None if the form has none."""
 
     @classmethod
     def empty(cls, form: QuantLayout, outputs: int, columns: Range, device: torch.device | str = "cpu") -> Codes:
@@ -124,12 +123,12 @@ class Codes:
 
     @property
     def first_word(self) -> int:
-        """Index of the first column of ``words`` in the words of a whole row of the matrix, which begin with input 0."""
+        """Index of the first column of ``words`` in a row of the whole matrix, counted in words from input 0."""
         return self.first * self.form.bits // 32
 
     def word_memory(self) -> torch.Tensor:
-        """Memory to read words into, (outputs, words), from ``first_word`` on. It is ``words`` itself if the codes
-        begin at a word boundary; otherwise call ``put_words`` after reading."""
+        """Memory to read words into, (outputs, words), from ``first_word`` on: ``words`` itself if the codes begin at a word
+        boundary. If not, call ``put_words`` after reading."""
         return self.words if not self._rest else self.words.new_empty(len(self.words), self.words.shape[1] + 1)
 
     def put_words(self, words: torch.Tensor) -> None:
@@ -140,14 +139,14 @@ class Codes:
 
     @property
     def _rest(self) -> int:
-        """Bytes of the first word that precede these codes. Only 8-bit codes without groups can begin inside a word."""
+        """Bytes of the word ``first_word`` that precede these codes. Only 8-bit codes without groups can begin inside a word."""
         return self.first * self.form.bits % 32 // 8
 
     def groups(self, size: int) -> Range:
         """Range of a checkpoint's groups that these codes overlap.
 
         Args:
-            size: group size of the checkpoint, a multiple of this form's; 0 for one group.
+            size: group size of the checkpoint, a multiple of the group size here; 0 for one group.
         """
         if not size:
             return 0, 1
@@ -155,8 +154,9 @@ class Codes:
         return self.first // size, last // size + 1
 
     def put_groups(self, scales: torch.Tensor, zeros: torch.Tensor | None, size: int, begin: int) -> None:
-        """Store scales and zero points, (outputs, groups), of a checkpoint's groups of ``size`` inputs, from group ``begin`` on."""
-        if size != self.form.group:  # one group of the checkpoint is several groups of this form
+        """Store scales and zero points, (outputs, groups), of a checkpoint whose groups have ``size`` inputs, from its group
+        ``begin`` on."""
+        if size != self.form.group:  # one group of the checkpoint is several groups here
             index = torch.zeros(self.scales.shape[1], dtype=torch.int64)
             if size:
                 index = (self.first + torch.arange(len(index)) * self.form.group) // size - begin
@@ -176,6 +176,6 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def row_chunks(begin: int, end: int, columns: int) -> Iterator[Range]:
-    """Ranges of rows with about ``CHUNK`` numbers each."""
+    """Ranges that divide rows ``begin`` to ``end`` of a matrix with ``columns`` columns into chunks of about ``CHUNK`` weights."""
     step = max(1, CHUNK // max(1, columns))
     return ((first, min(first + step, end)) for first in range(begin, end, step))

@@ -24,7 +24,8 @@ MODELSCOPE_IDS = {
 
 
 class Hub:
-    """Base class of the hubs. A client library is imported by the first call, as that is slow and most runs name a directory."""
+    """Base class of the hubs. The first call imports the hub's client library: importing is slow, and most runs name a
+    directory."""
 
     title: str
     elsewhere: str
@@ -39,16 +40,16 @@ class Hub:
         return model_id
 
     def cached(self, repository: str) -> Path:
-        """Directory of a model in the client's cache; accesses no network.
+        """Directory of a model in the cache of the client library. Accesses no network.
 
         Raises:
             UserError: the client is not installed.
-            Exception: the model is not in the cache, or not all of it; each client raises its own errors.
+            Exception: a file of the model is not in the cache; each client raises its own errors.
         """
         raise NotImplementedError
 
     def download(self, repository: str) -> Path:
-        """Download the missing files of a model into the client's cache; returns its directory there.
+        """Download the missing files of a model into the cache of the client library. Returns the model's directory.
 
         Raises:
             Exception: whatever the client or its HTTP library raises.
@@ -60,7 +61,7 @@ class Hub:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if is_disk_full(error):
             return f"the disk of the download cache is full: free space on it, or set ${self.cache_variable} to a folder on another disk"
-        if status == 401:  # the Hugging Face hub's answer for a model that does not exist, too, to hide private ones
+        if status == 401:  # the Hugging Face hub gives this answer for unknown models, too, to hide private ones
             return (
                 f"check the spelling of the id; if the model is private or gated, set ${self.token_variable} to a valid token that may "
                 "read it"
@@ -81,7 +82,7 @@ class Hub:
 
 
 class HuggingFaceHub(Hub):
-    """The Hugging Face hub, or the mirror of it that ``$HF_ENDPOINT`` names."""
+    """The Hugging Face hub, or the mirror that ``$HF_ENDPOINT`` names."""
 
     title = "Hugging Face hub"
     elsewhere = "set HF_ENDPOINT=https://hf-mirror.com for a mirror, add --hub modelscope for ModelScope, or give a local directory"
@@ -131,8 +132,8 @@ class HuggingFaceHub(Hub):
 
 
 class ModelScopeHub(Hub):
-    """ModelScope, or the server that ``$MODELSCOPE_ENDPOINT`` names. Its client is ``modelscope_hub``, as ``modelscope`` itself, which uses
-    it, imports Transformers and with it torch."""
+    """ModelScope, or the server that ``$MODELSCOPE_ENDPOINT`` names. The client library is ``modelscope_hub``. ``modelscope``,
+    which uses it, would import Transformers and torch."""
 
     title = "ModelScope hub"
     elsewhere = "add --hub huggingface (with HF_ENDPOINT=https://hf-mirror.com for a mirror), or give a local directory"
@@ -146,7 +147,7 @@ class ModelScopeHub(Hub):
         return _complete(self._snapshot(repository, [*SETTINGS, *WEIGHTS], local_files_only=True))
 
     def download(self, repository: str) -> Path:
-        # The weights come last: the client's cache does not say what an interrupted download has missed.
+        # Weights come last: from the client's cache alone one cannot tell which files an interrupted download lacks.
         self._snapshot(repository, [*SETTINGS], local_files_only=False)
         return self._snapshot(repository, [*WEIGHTS], local_files_only=False)
 
@@ -157,13 +158,13 @@ class ModelScopeHub(Hub):
             raise UserError(
                 '--hub modelscope needs the package modelscope-hub, which is not installed; pip install "labinfer[modelscope]"'
             ) from None
-        logging.getLogger("modelscope_hub").setLevel(logging.WARNING)  # each rank says where it has found the cache
+        logging.getLogger("modelscope_hub").setLevel(logging.WARNING)  # each rank reports the cache folder itself
         return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_files_only))
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error of a download, or one that caused it, says that the disk is full: by its errno, or by its text (some clients pass
-    on nothing else)."""
+    """Whether an error of a download, or an error that caused it, says that the disk is full, by its errno or its text (some
+    clients keep only the text)."""
     while error is not None:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error):
             return True
@@ -175,7 +176,7 @@ def _complete(directory: Path) -> Path:
     """``directory`` if it has a config and all weight files.
 
     Raises:
-        FileNotFoundError: a download into it has been interrupted.
+        FileNotFoundError: a file is missing, as a download was interrupted.
     """
     try:
         paths = [directory / CONFIG, *weight_files(directory)]

@@ -30,7 +30,7 @@ WHOLE_BYTES = 8 << 20
 SAMPLE_BYTES = 1 << 10
 """Bytes of each sample of a large file that the digest reads."""
 SAMPLE_EVERY = 8 << 20
-"""Bytes of a tensor per sample: a tensor has one sample, and one more for each ``SAMPLE_EVERY`` bytes."""
+"""A tensor has one sample, and one more for each ``SAMPLE_EVERY`` bytes of the tensor."""
 CHUNK_BYTES = 1 << 20
 SETTINGS = (
     "config.json",
@@ -54,20 +54,20 @@ NUM_THREADS = 4
 
 
 class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """File that determines a model's output."""
+    """Path and digest of a file that determines a model's output."""
 
     path: str
     """Absolute path on the first machine that read the file."""
     digest: str
     """Digest of the contents; see ``file_digest``."""
     is_sampled: bool
-    """Whether the digest is of samples."""
+    """Whether ``digest`` covers only the header and samples of the tensors."""
     stamps: list[str]
     """Result of ``stamp(path)`` for the file on each machine: its size, modification time, change time and inode."""
 
 
 Identity = dict[str, FileIdentity]
-"""Identity of a model: its files, by labels that do not change when the model is moved."""
+"""Identity of a model: its files, by label; labels stay when the model's directory is moved."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def stamp(path: Path) -> str:
 
 
 def identify(paths: Mapping[str, Path], whole: bool = False) -> Identity:
-    """Current identity of files.
+    """Current identity of the files ``paths``, given by label.
 
     Args:
         whole: whether to read all bytes of large weight files, too, instead of samples.
@@ -136,7 +136,7 @@ def identify(paths: Mapping[str, Path], whole: bool = False) -> Identity:
     Raises:
         UserError: a file cannot be read.
     """
-    stamps = {label: stamp(path) for label, path in paths.items()}  # before the contents: a write meanwhile is noticed
+    stamps = {label: stamp(path) for label, path in paths.items()}  # before the contents, to notice a write in between
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         digests = list(threads.map(partial(file_digest, whole=whole), paths.values()))
     return {
@@ -169,7 +169,7 @@ def compare(before: Identity, now: Identity) -> Changes:
 
 
 def changed_path(identity: Identity, paths: Mapping[str, Path]) -> Path | None:
-    """First file that differs in content from its identity, is new, or is gone; None if all are unchanged.
+    """Path of the first file whose content differs from ``identity``, or that is new or gone; None if there is none.
 
     Args:
         paths: current files, by label.
@@ -195,7 +195,7 @@ def combined_digest(identity: Identity) -> str:
 
 
 def is_sampled(path: Path) -> bool:
-    """Whether ``file_digest`` covers only samples, unless it is told to read the whole file."""
+    """Whether ``file_digest(path)`` covers only the header and samples: a weight file of more than ``WHOLE_BYTES``."""
     return path.suffix in (".safetensors", GGUF) and path.stat().st_size > WHOLE_BYTES
 
 
@@ -217,7 +217,7 @@ def file_digest(path: Path, whole: bool = False) -> str:
             digest.update(size.to_bytes(8, "little"))
             spans = list(_samples(path, fd, size)) if sampled else [(0, size)]
             if sampled:
-                for begin, end in spans:  # request all samples from the disk before waiting for one
+                for begin, end in spans:  # request all samples from the disk before waiting for the first
                     os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
             for begin, end in spans:
                 for position in range(begin, end, CHUNK_BYTES):
@@ -228,7 +228,7 @@ def file_digest(path: Path, whole: bool = False) -> str:
 
 
 def _samples(path: Path, fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Byte ranges of the header and of each sample."""
+    """Byte ranges of a weight file's header and of each sample of its tensors."""
     first, tensors = _gguf_tensors(path, size) if path.suffix == GGUF else _safetensors(fd, size)
     yield 0, first
     for begin, end in tensors:

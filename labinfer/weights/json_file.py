@@ -28,7 +28,7 @@ def read_list(path: Path) -> list:
 
 
 def read_optional(path: Path) -> dict:
-    """Read a JSON object from a file; empty if the file does not exist. See ``read_json``."""
+    """Read a JSON object from a file; empty if the file does not exist. For errors see ``read_json``."""
     return read_json(path) if path.exists() else {}
 
 

@@ -26,30 +26,30 @@ from labinfer.weights.weighted_module import WeightedModule
 logger = logging.getLogger(__name__)
 
 ROTARY_BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
-"""Name suffixes of rotary tables in old exports; the tables are computed from the config here."""
+"""Name suffixes of tables of rotary embedding in old exports. The loader ignores them: tables are computed from the config."""
 MASK_BUFFERS = ("attn.bias", "attn.masked_bias")
-"""Name suffixes of causal masks, and of the value of masked scores, in old exports."""
+"""Name suffixes of causal masks, and of the score of masked positions, in old exports."""
 KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
-"""Name suffixes of scales for a KV cache in FP8, which is not supported here."""
+"""Name suffixes of scales for a KV cache in FP8, which LABInfer does not support."""
 OUTPUT_SCALE = ".output_scale"
-"""Name suffix of the FP8 scale of a projection's outputs (one number); outputs are not quantized here."""
+"""Name suffix of the FP8 scale of a projection's outputs (one number), which is ignored: outputs stay in floating point."""
 
 
 class KeptWeights(Protocol):
-    """Cache of packed weights. ``slices`` is a digest of the slices and the packing of a model's modules."""
+    """Cache of packed weights. ``slices`` is a digest of all slices of a model's modules, and of how modules pack them."""
 
     def open(self, slices: str, functions: LoadFunctions) -> Mapping[str, Any] | None:
-        """Cached states of ``WeightedModule.export_packed`` by module, or None."""
+        """Cached results of ``WeightedModule.export_packed`` by module path, or None."""
 
     def keep(self, slices: str, states: dict[str, Any], functions: LoadFunctions) -> Any:
-        """Cache states for later launches, without waiting for the disk."""
+        """Cache ``states`` (see ``open``) for later launches, without waiting for the disk."""
 
 
 def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Iterator[WeightSlice]:
-    """Slices that fill the parameters of a model, module by module, with checkpoint names.
+    """Slices that fill the parameters of a model, module by module, named as in the checkpoint.
 
     Args:
-        names: the family's names, resolved for a checkpoint; default: unresolved.
+        names: the family's names, resolved for a checkpoint; default: names that are not resolved.
     """
     names = names or _names(model)
     for name, module in _weighted_modules(model):
@@ -58,15 +58,15 @@ def weight_slices(model: nn.Module, names: CheckpointNames | None = None) -> Ite
 
 
 def choose_forms(model: nn.Module, form: Callable[[str], QuantLayout | None]) -> None:
-    """Choose the form in memory of each matrix of a new model, which is still on the meta device.
+    """Choose the form in memory of each matrix of a new model, whose parameters are on the meta device.
 
     Args:
-        form: returns the form of a matrix by its checkpoint name; None for floating point.
+        form: returns the form of a matrix, given its checkpoint name; None for floating point.
     """
     names = _names(model)
 
     def choose(matrix: str) -> QuantLayout | None:
-        """Form that all possible names of ``matrix`` agree on; floating point (None) if they differ, as every format can provide it."""
+        """Form of ``matrix`` if all its possible names give one form; else floating point (None), which every format provides."""
         forms = {form(name) for name in names.spellings(matrix)}
         return forms.pop() if len(forms) == 1 else None
 
@@ -83,11 +83,11 @@ def load_weights(
 ) -> None:
     """Allocate the memory of a model on the meta device, and fill it from the checkpoint.
 
-    Modules are loaded and packed one after another, so that a quantized model is never held as a whole in the checkpoint's dtype.
+    Modules are loaded and packed one after another, so that the whole model is never held unpacked.
 
     Args:
         on_progress: called with (done, total) slices; not called if ``files`` has every module.
-        files: cache of packed weights, which is used if it has this model's, and filled otherwise.
+        files: cache of packed weights, which is read if it has this model's, else written.
 
     Raises:
         UserError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
@@ -122,9 +122,9 @@ def load_weights(
 def check_checkpoint(
     whole_model: nn.Module, checkpoint: CheckpointReader, tied_head: bool, ignored: Sequence[str] = ()
 ) -> None:
-    """Compare a checkpoint's tensors with those of the whole model (on the meta device).
+    """Compare names, shapes and dtypes of a checkpoint's tensors with the whole model (on the meta device).
 
-    Only reads tensors that may contradict the config: zero points, group indices, biases.
+    Reads only values that may contradict the config: zero points, group indices, biases.
 
     Args:
         ignored: globs of ``--ignore-tensors``; matching tensors may be left unread.
@@ -137,13 +137,13 @@ def check_checkpoint(
     _hold_as_stored(whole_model, checkpoint, names)
     expected: set[str] = set()
     for _, parts in itertools.groupby(weight_slices(whole_model, names), key=lambda part: part.name):
-        part = next(parts)  # slices of a matrix are adjacent and read the same tensors
+        part = next(parts)  # slices of one matrix follow each other and read one set of tensors
         checkpoint.check(part)
         expected.update(checkpoint.tensor_names(part))
     _check_ignored(ignored, checkpoint, expected)
     if tied_head:
         head = names.stored("lm_head")
-        expected.update(checkpoint.format(head).tensor_names(head))  # some exports repeat the tied embedding
+        expected.update(checkpoint.format(head).tensor_names(head))  # some exports store a tied head, too
     unread = tuple(
         f"{names.stored(path)}." for name, module in _weighted_modules(whole_model) for path in module.unread(name)
     )
@@ -171,13 +171,13 @@ def check_checkpoint(
 
 
 def pack_weights(model: nn.Module) -> None:
-    """Pack all loaded weights into the layouts that functions read."""
+    """Pack all loaded weights into the order that kernels read."""
     for _, module in _weighted_modules(model):
         module.pack()
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of all weights, shared ones counted once; on the meta device the bytes that they would take."""
+    """Bytes that all weights take (or would take, on the meta device). Shared weights count once."""
     return sum(module.num_bytes for _, module in _weighted_modules(model))
 
 
@@ -195,9 +195,9 @@ def _check_finite(part: WeightSlice) -> None:
 
 
 def _is_buffer(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is ignored as in Transformers: it is computed from the config, or belongs to a KV cache in FP8."""
+    """Whether the loader ignores a tensor, as Transformers does: a table computed from the config, or an FP8 scale."""
     if name.endswith(MASK_BUFFERS):
-        return len(shape) != 1 or shape[0] == 1  # one dimension would be a bias
+        return len(shape) != 1 or shape[0] == 1  # a tensor with one dimension would be a bias
     if name.endswith(OUTPUT_SCALE):
         return math.prod(shape) == 1
     return name.endswith((*ROTARY_BUFFERS, *KV_SCALES))
@@ -223,9 +223,9 @@ def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:
 
 
 def _hold_as_stored(model: nn.Module, checkpoint: CheckpointReader, names: CheckpointNames) -> None:
-    """Switch modules to floating point if their tensors are unquantized although the config does not say so.
+    """Switch modules to floating point if their tensors are unquantized although the config does not list them.
 
-    Configs list unquantized modules, but not experts, which are no modules in Transformers.
+    Configs list unquantized modules, but never experts, which are no modules in Transformers.
     """
     for name, module in _weighted_modules(model):
         parts = (part for part in module.slices(name) if isinstance(part, MatrixSlice))
@@ -238,7 +238,7 @@ def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:
 
 
 def _stored(part: WeightSlice, names: CheckpointNames) -> WeightSlice:
-    """Copy of a slice with its name in the checkpoint instead of the model's."""
+    """Copy of a slice with the name that it has in the checkpoint, instead of that in the model."""
     if not names.renamed:
         return part
     changes: dict[str, Any] = {"name": names.stored(part.name)}
@@ -261,5 +261,5 @@ def _describe(model: nn.Module, names: CheckpointNames) -> list[tuple]:
 
 
 def _names(model: nn.Module) -> CheckpointNames:
-    """Checkpoint names of a model's family; defaults for a single layer."""
+    """Checkpoint names of a model's family; default names if ``model`` is a layer."""
     return getattr(model, "names", CheckpointNames())

@@ -1,7 +1,7 @@
 """LoadFunctions: inner loops of weight loading, which a provider may replace by compiled ones.
 
 Letters of shapes: O outputs, I inputs, G groups of inputs (a scale each), B bytes, W words of 32 bits. All tensors are in host
-memory; their rows may be non-contiguous.
+memory. Rows may have gaps between them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch.nn.functional as F
 from labinfer.weights.codes import row_chunks, unpack
 
 LARGEST_FLOAT8 = 448.0
-"""Largest finite e4m3 number. The next bit pattern, which would be 480, is NaN."""
+"""Largest finite e4m3 number. The next larger bit pattern, which would be 480, is NaN."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Index of the output (of eight) to which each 4-bit code of an AWQ word belongs, from the lowest bits up."""
 
 
 class LoadFunctions:
-    """Inner loops of loading in plain torch, for machines without a compiler. Subclasses of providers give bitwise equal results."""
+    """Inner loops of weight loading in torch, for machines without a compiler. Providers' subclasses give bitwise equal results."""
 
     def read_rows(self, file: int, position: int, stride: int, rows_RB: torch.Tensor) -> bool:
-        """Read rows of uint8 from a file. Returns False if the file ends too early or cannot be read.
+        """Read bytes of a file into ``rows_RB`` (uint8). Returns False if the file ends too early or cannot be read.
 
         Args:
             file: file descriptor.
@@ -35,7 +35,7 @@ class LoadFunctions:
             target, begin = memoryview(row), position
             while target.nbytes:
                 try:
-                    count = os.preadv(file, [target], begin)  # a call reads at most 2 GiB
+                    count = os.preadv(file, [target], begin)  # a system call reads at most 2 GiB
                 except OSError:
                     return False
                 if not count:
@@ -45,13 +45,13 @@ class LoadFunctions:
         return True
 
     def transpose_words(self, words_WO: torch.Tensor, out_OW: torch.Tensor) -> None:
-        """Transpose words along the inputs: (W, O) int32 → (O, W)."""
+        """Transpose words of codes along the inputs: (W, O) int32 → (O, W)."""
         out_OW[:, : len(words_WO)].copy_(words_WO.T)
 
     def transpose_awq(self, words_IC: torch.Tensor, out_OW: torch.Tensor) -> None:
         """Transpose AWQ's words of 4 bits from along the outputs to along the inputs: (I, C) int32 → (8 C, I / 8 rounded up).
 
-        Codes beyond the last input are zeros.
+        Codes after the last input are zeros.
 
         Eight inputs of a column of words are a square of 8 × 8 codes, which is transposed by exchanging halves, quarters and single codes
         (Warren, Hacker's Delight, 7-3): one pass over words instead of one over codes.
@@ -87,12 +87,12 @@ class LoadFunctions:
         """Dequantize: ``(number - zero) * scale``, rounded once to the dtype of ``out_OI`` (float32 or bfloat16).
 
         Args:
-            stored_OB: uint8; values of 4 bits are two in a byte, the first in its low half.
+            stored_OB: uint8; two 4-bit values are in a byte, the first in the low half.
             scales_OG: float32.
             zeros_OG: uint8, with the strides of the scales; None for ``2 ** (bits - 1)``, or for 0 with ``is_float``.
             group: group size (inputs that share a scale); 0 for all inputs.
-            lead: inputs of the first group before those of ``out_OI``.
-            skip: values in ``stored_OB`` before those of ``out_OI``.
+            lead: number of inputs of the first group that precede ``out_OI``.
+            skip: number of values in ``stored_OB`` that precede ``out_OI``.
             is_float: whether the values are e4m3.
             order_I: int32, group index of each input, which replaces ``group`` and ``lead``; None for consecutive groups.
         """
@@ -111,10 +111,10 @@ class LoadFunctions:
     def round_groups(
         self, values_OI: torch.Tensor, codes_OB: torch.Tensor, scales_OG: torch.Tensor, *, group: int, lead: int
     ) -> None:
-        """Quantize float32 to 8 bits by groups: the largest value of each group is 127 times its scale, or slightly less.
+        """Quantize float32 to 8 bits by groups: the largest value of a group is 127 times the group's scale, or slightly less.
 
         Scales have 11 significant bits, as kernels keep no more. Values that are not finite give a scale that is not finite. Codes are
-        uint8 with the middle, 128, added.
+        uint8: integers plus 128.
 
         Args:
             group, lead: see ``decode``; the padding of the first and last group is zero.
@@ -130,7 +130,7 @@ class LoadFunctions:
             scales_OG[begin:end].copy_(scales)
 
     def checksum(self, bytes_B: torch.Tensor) -> int:
-        """Sum of ``(word ^ word >> 32) * odd`` modulo 2 ** 64 over the 64-bit words, with the odd numbers 1, 3, 5 and so on.
+        """Sum of ``(word ^ word >> 32) * odd`` modulo 2 ** 64 over the 64-bit words, where ``odd`` is 1, 3, 5 and so on.
 
         Detects any change of one word and any two flipped bits.
 
@@ -148,11 +148,11 @@ class LoadFunctions:
 def _widen_float8(stored: torch.Tensor) -> torch.Tensor:
     """Convert e4m3 to float32, many times faster than torch does.
 
-    The bits of an e4m3 number, shifted left by seven, are those of a float16 number that is smaller by 2 ** 8. Sign extension of the
-    byte moves the sign to the top.
+    The bits of an e4m3 number, shifted left by seven, are those of a float16 number that is smaller by 2 ** 8. Sign extension of
+    the byte moves its sign to the sign bit.
     """
     halves = stored.view(torch.int8).to(torch.int16)
     halves <<= 7
-    halves &= -0x4080  # 0xbf80: sign, 4 of the 5 bits of the exponent, and the fraction
+    halves &= -0x4080  # 0xbf80: sign, 4 of the 5 exponent bits, and the fraction
     values = halves.view(torch.float16).float().mul_(256)
     return values.masked_fill_(values.abs() > LARGEST_FLOAT8, torch.nan)

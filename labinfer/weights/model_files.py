@@ -1,4 +1,5 @@
-"""ModelFiles: interface to a model's files (config, end tokens, weights), with one class for each kind of files."""
+"""ModelFiles: interface to a model's files (config, end tokens, weights), with one class for directories and one for each kind of
+model file."""
 
 from __future__ import annotations
 
@@ -21,9 +22,8 @@ class ModelFiles:
     """Files of a model. A class is registered as ``model_files`` under the suffix of the file that ``--model`` names (``gguf`` for
     ``a.gguf``); directories and all other paths use the class registered as ``directory``.
 
-    Objects are cheap: nothing is read before a method is called. Processes without torch make them, too, so only
-    ``has_different_head``, ``formats`` and ``open_weights`` may import torch. Every method may raise ``UserError`` for a file that is
-    missing or invalid.
+    Creating an object reads nothing. Processes without torch use objects, too, so only ``has_different_head``, ``formats`` and
+    ``open_weights`` may import torch. Every method may raise ``UserError`` for a file that is missing or invalid.
 
     Args:
         path: resolved ``--model``: a directory, or a file that need not exist.
@@ -62,7 +62,7 @@ class ModelFiles:
         return [self.path]
 
     def has_head(self) -> bool:
-        """Whether the model has an LM head, its own or one tied to the embedding. True if the files cannot be read."""
+        """Whether the model has an LM head, one of its own or the tied embedding. True if the files cannot be read."""
         return True
 
     def has_different_head(self, names: CheckpointNames) -> bool:
@@ -70,11 +70,11 @@ class ModelFiles:
         return False
 
     def formats(self) -> Formats:
-        """Format of each matrix, known before the weights are opened. Raises ``UserError`` for an unsupported one."""
+        """Format of each matrix, without opening the weights. Raises ``UserError`` for an unsupported format."""
         raise NotImplementedError
 
     def open_weights(self) -> CheckpointReader:
-        """Open the weights; reads only headers."""
+        """Open the weights. Reads only file headers."""
         raise NotImplementedError
 
 

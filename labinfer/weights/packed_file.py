@@ -1,5 +1,5 @@
-"""PackedFiles: packed weights (in the layouts that kernels read) of a rank's modules, mapped from the weight cache, or
-written to it in the background."""
+"""PackedFiles: packed weights of a rank's modules (in the order that kernels read), mapped from the weight cache, or written to it
+in the background."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from labinfer.weights.weight_cache import (
 logger = logging.getLogger(__name__)
 
 LEAST_BYTES = 64 << 20
-"""Minimum size of packed weights to cache, in bytes: packing smaller ones again takes no noticeable time."""
+"""Minimum size of packed weights to cache, in bytes: less is packed again in no noticeable time."""
 LARGE_FRACTION = 0.75
-"""Minimum fraction of a mapped file that is in huge pages. Below it, the file is copied into anonymous huge pages."""
+"""Minimum fraction of a mapped file that is in huge pages. If it has less, the file is copied into anonymous huge pages."""
 SPOKEN_SECONDS = 1.0
-"""Seconds after the end of the run until a message says that the process is still writing."""
+"""Seconds after the end of the run after which a message says that the process is still writing the cache."""
 
 State = Mapping[str, Any]
 """State of a module: result of ``WeightedModule.export_packed``."""
@@ -57,7 +57,7 @@ class PackedFiles:
 
     cache: WeightCache
     directory: Path
-    """Directory of the checkpoint."""
+    """Directory of the model's checkpoint."""
     checkpoint: str
     """Digest of the checkpoint's files before they were read."""
     settings: str
@@ -72,14 +72,14 @@ class PackedFiles:
     """Number of threads that compute checksums."""
 
     def path(self, slices: str) -> Path:
-        """Path of the cache file for modules with the slice digest ``slices``."""
+        """Path of the cache file of modules whose slice digest is ``slices``."""
         return self.cache.path(self.checkpoint, digest(self.code, self.settings, slices))
 
     def open(self, slices: str, functions: LoadFunctions) -> dict[str, State] | None:
         """States of the modules with the slice digest ``slices``, in memory that is shared by all processes that map
         the file; None if there is no usable file.
 
-        Removes a file that is damaged, has other contents, or may belong to another user."""
+        A file that is damaged, holds other weights, or may belong to another user is removed."""
         path = self.path(slices)
         try:
             with open_own(path) as file:
@@ -96,7 +96,7 @@ class PackedFiles:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
-        with contextlib.suppress(OSError):  # a folder that may only be read
+        with contextlib.suppress(OSError):  # this user may only read the folder
             os.utime(path)
         logger.info("packed weights are mapped from %s", path)
         return states
@@ -157,9 +157,9 @@ class PackedFiles:
 def map_states(
     file: BinaryIO, header: WeightHeader, size: int, checksum: Callable[[torch.Tensor], int], num_threads: int
 ) -> dict[str, State]:
-    """States of a file's modules, as views into the file, which is mapped read-only.
+    """States of the modules in a cache file, as views into the file, which is mapped read-only.
 
-    If too few of its pages are huge pages, which have fewer TLB misses, the file is copied into anonymous huge pages.
+    If too few pages of the file are huge pages, which have fewer TLB misses, the file is copied into anonymous huge pages.
 
     Args:
         header, size: see ``read_header``.
@@ -171,11 +171,11 @@ def map_states(
     if size != PIECE * len(header.checksums):
         raise Damaged(f"it has {size} bytes of data and {len(header.checksums)} checksums")
     memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not in the page cache yet are read as huge pages
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # pages that are not yet in the page cache are read as huge pages
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # weights are never written to
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # nothing writes to weights
         data_B = torch.frombuffer(memory, dtype=torch.uint8)
     with ThreadPoolExecutor(num_threads) as threads:
         for index, total in enumerate(threads.map(checksum, data_B.split(PIECE))):
@@ -218,9 +218,10 @@ def _place(states: dict[str, State]) -> tuple[dict[str, dict[str, Any]], list[tu
 
 
 def _pieces(tensors: list[tuple[int, torch.Tensor]], size: int) -> Iterator[torch.Tensor]:
-    """Data in pieces of (``PIECE``,) uint8, with zeros in gaps. Each piece overwrites the memory of the previous one."""
+    """Yield the data part of a cache file in pieces of ``PIECE`` bytes (uint8), with zeros between tensors. Each piece overwrites
+    the memory of the previous one."""
     piece_B, left = torch.empty(PIECE, dtype=torch.uint8), deque(tensors)
-    memory = piece_B.numpy()  # copies of NumPy start no threads
+    memory = piece_B.numpy()  # NumPy copies without starting threads
     for begin in range(0, size, PIECE):
         memory[:] = 0
         while left and left[0][0] < begin + PIECE:
@@ -242,7 +243,7 @@ def _write_all(file: BinaryIO, bytes_B: torch.Tensor) -> None:
 
 
 def _give_way() -> None:
-    """Run the calling thread only while cores are idle (SCHED_IDLE, ``sched(7)``)."""
+    """Run the calling thread only while CPU cores are idle (SCHED_IDLE, ``sched(7)``)."""
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
 

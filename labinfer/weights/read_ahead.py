@@ -1,7 +1,7 @@
 """Read-ahead: reads weights (a checkpoint, or its packed weights) into the page cache while Python still imports torch.
 
 ``sendfile(2)`` to ``/dev/null`` reads pages into the cache without copying them, and without the GIL. ``posix_fadvise`` would read
-at most a file's read-ahead window.
+only the read-ahead window of a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labinfer.weights.resolve import resolve_model
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 PIECE = 256 << 20
-"""Bytes of one call; the kernel accepts at most 2 GiB."""
+"""Bytes that one call of ``sendfile`` reads; the kernel accepts at most 2 GiB."""
 MEMORY_FRACTION = 0.5
 """Largest checkpoint that is read ahead, as a fraction of the machine's memory: a larger one would evict its own beginning from the
 page cache."""
@@ -35,13 +35,13 @@ def start_reading_ahead(
     cache: WeightCache | None = None,
     options: str = "",
 ) -> threading.Thread:
-    """Read one of ``num_parts`` equal parts of a model's files in a thread. Ignores errors, which the loader will raise.
+    """Read one of ``num_parts`` equal parts of a model's files in a thread. Errors are ignored, as the loader will meet and raise
+    them.
 
     Args:
         model, model_dir, hub: see ``resolve_model``.
-        cache: cache of packed weights, which are read instead of the checkpoint if a launch with these options has written
-            them.
-        options: see ``WeightHeader``.
+        cache: cache of packed weights; they are read instead of the checkpoint if a launch with ``options`` has written them.
+        options: digest of the launch's options; see ``WeightHeader``.
     """
 
     def read() -> None:
@@ -62,7 +62,7 @@ def start_reading_ahead(
 
 
 def read_part(files: list[Path], part: int, num_parts: int) -> int:
-    """Read one part of the concatenation of ``files`` into the page cache.
+    """Read part ``part`` of ``num_parts`` of the concatenation of ``files`` into the page cache.
 
     Returns:
         Bytes read.

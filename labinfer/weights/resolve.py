@@ -1,4 +1,5 @@
-"""resolve_model: finds a model by name: bundled, a path, in $LABINFER_MODEL_DIR, or in the cache of a hub, or on the hub."""
+"""resolve_model: finds a model by name among the bundled ones, by path, in $LABINFER_MODEL_DIR, in the cache of a hub, or on the
+hub."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from labinfer.weights.hubs import Hub, find_hub
 from labinfer.weights.model_files import file_endings, is_model_file, open_model
 
 BUNDLED = ("demo", "demo-draft")
-"""Models in ``labinfer/assets``. These names take precedence; write ``./demo`` for a directory of such a name."""
+"""Models in ``labinfer/assets``. A bundled name takes precedence over a directory; write ``./demo`` for the directory."""
 
 
 class HubModel(NamedTuple):
@@ -38,9 +39,9 @@ ALIASES = {
     "llama3": HubModel("meta-llama/Meta-Llama-3-8B-Instruct", 16.1),
     "llama3.2": HubModel("meta-llama/Llama-3.2-1B-Instruct", 2.5),
 }
-"""Models by their aliases, other names for ``--model``."""
+"""Models by their aliases, short names that ``--model`` accepts."""
 WITHOUT_MODEL = "; without a model at hand, leave --model out for the bundled one, or write one with random weights by tools/random_checkpoint.py"
-"""Advice of errors about models that are not found."""
+"""Advice in error messages about a model that is not found."""
 
 
 def resolve_model(name: str, model_dir: str, may_download: bool, hub: str = DEFAULT_HUB) -> Path:
@@ -60,7 +61,7 @@ def resolve_model(name: str, model_dir: str, may_download: bool, hub: str = DEFA
 
 
 def find_here(name: str, model_dir: str, hub: str = DEFAULT_HUB) -> Path | None:
-    """Path of a model on this machine, the hub's cache included; None if it must be downloaded.
+    """Path of a model on this machine or in the hub's cache on it; None if the model must be downloaded.
 
     Raises:
         UserError: the model is not found, and the hub cannot have it or must not be accessed ($HF_HUB_OFFLINE).
@@ -74,8 +75,8 @@ def find_here(name: str, model_dir: str, hub: str = DEFAULT_HUB) -> Path | None:
 
 
 def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
-    """Path of a model as a bundled name, a path, or in ``model_dir``; and the places that were tried. The path is None
-    if only a hub, or its cache, may have the model: searching these is slow.
+    """Path of the model ``name``: a bundled name, a path, or a name in ``model_dir``. Also returns the places that were tried. The
+    path is None if only a hub, or the hub's cache, may have the model; neither is searched, as that is slow.
 
     Raises:
         UserError: the model is not found, and the hub cannot have it.
@@ -108,12 +109,13 @@ def find_directory(name: str, model_dir: str) -> tuple[Path | None, list[str]]:
 
 
 def _hub_id(name: str) -> str:
-    """``name``, or the Hugging Face id of an alias."""
+    """Hugging Face id of the alias ``name``; ``name`` itself if it is no alias."""
     return ALIASES[name].id if name in ALIASES else name
 
 
 def _is_model(path: str | Path) -> bool:
-    """Whether a path is a directory, or a file of a registered kind. Unlike Path's methods, False for invalid names.
+    """Whether a path is a directory, or a file of a registered kind. Returns False for invalid names, for which Path's methods
+    raise.
 
     Raises:
         UserError: the path is that of a split file, but not the first.

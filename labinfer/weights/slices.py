@@ -1,4 +1,4 @@
-"""Slices of a checkpoint's tensors and matrices, with the memory that they are read into."""
+"""Slices of a checkpoint's tensors and matrices, each with the memory that the slice is read into."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class TensorSlice:
     name: str
     """Name of the tensor in the checkpoint."""
     shape: tuple[int, ...]
-    """Full shape in the checkpoint."""
+    """Shape of the whole tensor in the checkpoint."""
     ranges: tuple[Range, ...] = ()
-    """Ranges of the leading dimensions; the other dimensions are read as a whole."""
+    """Ranges of the leading dimensions to read; the other dimensions are read as a whole."""
     destination: torch.Tensor
     """View of the parameter, of the slice's shape."""
 
@@ -28,14 +28,14 @@ class MatrixStack:
     """Tensor of several matrices, (count, outputs, inputs), as some checkpoints store experts."""
 
     name: str
-    """Full name of the tensor in the checkpoint."""
+    """Name with suffix of the tensor in the checkpoint."""
     shape: tuple[int, int, int]
     index: int
     """Index of the matrix in the tensor."""
     first_row: int
-    """First row of the outputs in that matrix, if several projections are fused into it."""
+    """First row of the projection's outputs in the matrix ``index``, into which several projections may be fused."""
     is_transposed: bool = False
-    """Whether the tensor is (count, inputs, outputs), with the rows of two fused projections interleaved."""
+    """Whether the tensor is (count, inputs, outputs), with alternating rows of two fused projections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +43,22 @@ class MatrixSlice:
     """Part of one matrix of a checkpoint. The format determines the tensors in which the matrix is stored."""
 
     name: str
-    """Name of the matrix in the checkpoint: that of its tensors without the suffix (``.weight``)."""
+    """Name of the matrix in the checkpoint: the name of its tensors without a suffix such as ``.weight``."""
     outputs: int
     inputs: int
-    """Sizes of the full matrix, (outputs, inputs) as in Transformers' linear layers and embeddings."""
+    """Sizes of the whole matrix, (outputs, inputs) as in Transformers' linear layers and embeddings."""
     rows: Range
     columns: Range
     """Ranges of outputs and inputs that this rank holds."""
     destination: torch.Tensor | Codes
-    """View of the parameter, of shape (rows, columns), for dequantized values; or memory for quantized values in the form that the matrix's
-    format has chosen."""
+    """For dequantized values, a view of the parameter, (rows, columns). For quantized values, memory in the form that the format
+    chose."""
     stack: MatrixStack | None = None
     """Position in a stack, for checkpoints that store the matrix in one; see ``hugging_face/stack.py``."""
 
     @property
     def stacked_part(self) -> tuple[int, int]:
-        """Number of projections fused into a matrix of the stack, and the index of this one."""
+        """Number of projections fused into a matrix of the stack, and the index of this projection."""
         return self.stack.shape[1] // self.outputs, self.stack.first_row // self.outputs
 
 

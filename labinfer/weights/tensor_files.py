@@ -27,7 +27,7 @@ from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import TensorSlice
 
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Floating-point dtypes by their safetensors names; all are converted into each other."""
+"""Floating-point dtypes by their names in safetensors. A tensor in one of them can be read as any other."""
 CODED = {
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -38,11 +38,11 @@ CODED = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-"""Dtypes of quantized values, scales and indices; never converted."""
+"""Dtypes of quantized values, scales and indices, by their names in safetensors. They are never converted."""
 PIECE = 2 << 20
-"""Bytes that are read at a time if they are converted: the size of the L2 caches of two threads."""
+"""Bytes that are read at a time if values are converted: the size of the L2 caches of two threads."""
 SHORTEST_GAP = 2 << 10
-"""Minimum gap in bytes between two parts of a file that is skipped: reading a smaller gap is faster than another system call."""
+"""Minimum gap, in bytes, that is skipped between two parts of a file. Reading a smaller gap is faster than one more system call."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class TensorFiles(TensorReader):
     def __init__(self, directory: Path):
         self.directory = directory
         self.functions = LoadFunctions()
-        """Loading functions; a provider may replace them by compiled ones."""
+        """Inner loops of weight loading, in torch; a provider may replace them by compiled ones."""
         self.bytes_read = 0
-        """Bytes read from the files so far, headers excluded."""
+        """Bytes of tensors read so far, without file headers."""
         self._tensors: dict[str, StoredTensor] = {}
         for path in weight_files(directory):
             for name, tensor in _stored_tensors(path):
@@ -112,7 +112,7 @@ class TensorFiles(TensorReader):
             )
 
     def read_into(self, part: TensorSlice) -> None:
-        """Read a slice into its destination: directly if dtypes are equal, otherwise in pieces that are converted."""
+        """Read a slice into its destination: directly if the dtypes are equal, else in pieces that are converted."""
         self.expect(part.name, part.shape, part.destination.dtype)
         destination = part.destination if part.shape else part.destination.view(1)
         if destination.dtype == self.dtype(part.name) and destination.device.type == "cpu":
@@ -148,7 +148,7 @@ class TensorFiles(TensorReader):
         ranges: Sequence[Range],
         destination: torch.Tensor,
     ) -> None:
-        """Read part of an array of ``shape``, which begins at ``position`` of the tensor's file.
+        """Read ``ranges`` of an array of ``shape``, which begins at byte ``position`` of the tensor's file.
 
         Raises:
             UserError: the file has been truncated, or cannot be read.
@@ -182,7 +182,7 @@ def _stored_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     need_plain_file(path)
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - as long as its tensors
-        with safe_open(str(path), framework="pt"):  # checks the header, and that the file is not truncated
+        with safe_open(str(path), framework="pt"):  # checks the header, and that the file has all tensors
             pass
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))

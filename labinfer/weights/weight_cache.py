@@ -1,8 +1,10 @@
-"""WeightCache: a folder of files with packed weights, one for each rank's slice of a checkpoint and way of packing it; no torch.
+"""WeightCache: a folder of files with packed weights, one for each rank's slice of a checkpoint and way of packing it. Does not
+import torch.
 
-A file contains the data (tensors aligned to 64 bytes), a header, and a trailer with the header's position and digest, so a truncated
-file has no trailer. The header identifies the checkpoint and the packing; readers compare it with their request. A file is renamed to its
-final name when it is complete. Readers touch files, and the least recently used ones are evicted.
+A file contains the data (tensors aligned to 64 bytes), a header, and a trailer with the header's position and digest, so a
+truncated file has no trailer. The header identifies the checkpoint and the packing; readers compare both with what they need. A
+file is renamed to its final name when it is complete. A reader sets the modification time of a file; the least recently used files
+are evicted.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ FREE_FRACTION = 0.1
 """Fraction of a disk that is left free."""
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("functions", "models", "native", "weights")
-"""Folders with the code that determines the layout of packed weights."""
+"""Folders with the code that determines how weights are packed."""
 CODE = (".py", ".cpp", ".h")
 NETWORKS = (
     "nfs",
@@ -61,7 +63,7 @@ NETWORKS = (
 
 
 class CachedTensor(msgspec.Struct, frozen=True):
-    """Position and layout of a tensor in the data."""
+    """Position, dtype and shape of a tensor in the data part of a cache file."""
 
     position: int
     dtype: str
@@ -76,7 +78,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     """Digest of the checkpoint's files."""
     slice: str
-    """Human-readable description of the part of the checkpoint, and of the dtype and quantization of its weights."""
+    """Text for users: the part of the checkpointthat the file has, and the dtype and quantization of its weights."""
     slices: str
     """Digest that identifies the parts of the checkpoint that the modules hold."""
     settings: str
@@ -92,7 +94,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Checksum of each ``PIECE`` of the data."""
 
     def compare(self, checkpoint: str, code: str, settings: str, slices: str) -> None:
-        """Check that the packed weights were made for the digests that a launch requests.
+        """Check that the packed weights were made for the digests in the arguments, those of the current launch.
 
         Raises:
             Damaged: a digest differs.
@@ -105,7 +107,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightFile:
-    """Path, size and last use of a cache file."""
+    """Path, size and last use of a file in the cache."""
 
     path: Path
     size: int
@@ -155,8 +157,8 @@ class WeightCache:
         return self.folder / f"{checkpoint}-{slice}{SUFFIX}"
 
     def knows(self, checkpoint: str) -> bool:
-        """Whether the current code has written packed weights of a checkpoint. If so, the checkpoint passed
-        ``check_checkpoint`` then."""
+        """Whether the current code has written packed weights of a checkpoint. Packed weights prove that the checkpoint passed
+        ``check_checkpoint``."""
         return bool(self._headers(checkpoint))
 
     def written_with(self, checkpoint: str, options: str) -> list[Path]:
@@ -180,7 +182,7 @@ class WeightCache:
                 file.path.unlink(missing_ok=True)
 
     def mapped_bytes(self, maps: Path = Path("/proc/self/maps")) -> int:
-        """Bytes of cache files that this process has mapped."""
+        """Bytes of cache files that are mapped into this process's memory, from its list of mappings ``maps``."""
         total, begin = 0, f"{self.folder.resolve()}/"
         with contextlib.suppress(OSError):
             for line in maps.read_text(errors="replace").splitlines():
@@ -210,7 +212,7 @@ class WeightCache:
             raise NoRoom(f"{self.folder} has {disk.free / GIB:.1f} GiB free, and 10 % of the disk must stay free")
 
     def clean(self) -> int:
-        """Remove all files except those being written. Returns their size in bytes.
+        """Remove all files except files that are being written. Returns their size in bytes.
 
         Raises:
             OSError: a file cannot be removed.
@@ -223,7 +225,8 @@ class WeightCache:
 
     @contextlib.contextmanager
     def writing(self, path: Path) -> Iterator[BinaryIO | None]:
-        """New file, which is renamed to ``path`` when the block ends without an error; None if another process is writing it.
+        """Open a new file, which is renamed to ``path`` when the block ends without an error; None if another process is writing
+        it.
 
         Raises:
             OSError: the file cannot be written.
@@ -234,14 +237,14 @@ class WeightCache:
             with self._locked_folder():
                 file = stack.enter_context(open(os.open(unfinished, flags, 0o600), "ab", buffering=0))
                 is_own = try_lock(file) and is_at(file, unfinished)
-            if not is_own:  # another process is writing it, or has just written it
+            if not is_own:  # another process is writing the file, or has just written it
                 yield None
                 return
             try:
                 os.fchmod(file.fileno(), 0o600)
-                file.truncate(0)  # removes data of a killed process
+                file.truncate(0)  # truncates what a killed process may have written
                 yield file
-                os.fsync(file.fileno())  # otherwise the name might reach the disk before the data
+                os.fsync(file.fileno())  # else the name could reach the disk before the data
                 os.replace(unfinished, path)
             except BaseException:
                 unfinished.unlink(missing_ok=True)
@@ -249,7 +252,7 @@ class WeightCache:
         sync_folder(self.folder)
 
     def _remove_unfinished(self) -> None:
-        """Remove unfinished files of killed processes, and anything else with such a name."""
+        """Remove unfinished files of killed processes, and anything else whose name is that of an unfinished file."""
         unfinished = list(self.folder.glob(f"*{UNFINISHED}"))
         with self._locked_folder() if unfinished else contextlib.nullcontext():
             for path in unfinished:
@@ -264,7 +267,7 @@ class WeightCache:
 
     @contextlib.contextmanager
     def _locked_folder(self) -> Iterator[None]:
-        """Hold the folder's lock: no file is mistaken for that of a killed process between its creation and its own lock."""
+        """Hold the folder's lock: a new file is not mistaken for the rest of a killed process before it is locked itself."""
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -300,13 +303,13 @@ def code_digest() -> str:
 
 
 def _identity(path: Path) -> Sequence[int]:
-    """Size, modification time, change time and inode of a file."""
+    """Size, modification time, change time and inode of a file, which together identify its contents."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
-    """Header of an open file, and the size of its data in bytes.
+    """Header of an open cache file, and the size of its data in bytes.
 
     Raises:
         Damaged: the file has no valid header.
@@ -330,7 +333,7 @@ def read_header(file: BinaryIO) -> tuple[WeightHeader, int]:
 
 
 def try_header(path: Path) -> WeightHeader | None:
-    """Header of a file; None if it has no valid one."""
+    """Header of a cache file; None if the file has no valid header."""
     try:
         with open_own(path) as file:
             return read_header(file)[0]
@@ -339,7 +342,7 @@ def try_header(path: Path) -> WeightHeader | None:
 
 
 def encode_header(header: WeightHeader, data_bytes: int) -> bytes:
-    """Bytes that follow the data of a file: header and trailer."""
+    """Bytes that follow the data in a cache file: header and trailer."""
     encoded = msgspec.msgpack.encode(header)
     return encoded + TRAILER.pack(data_bytes, len(encoded), hashlib.blake2b(encoded, digest_size=32).digest(), MAGIC)
 

@@ -14,13 +14,13 @@ from labinfer.weights.slices import WeightSlice
 
 
 class WeightedModule(nn.Module):
-    """Module that loads its own parameters from a checkpoint, and packs them."""
+    """Module that loads its own parameters from a checkpoint, and packs them for kernels."""
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
         """Slices that fill this module's own parameters, without those of its children.
 
         Args:
-            prefix: path of the module in the model, from which the names of its tensors follow.
+            prefix: path of the module in the model; names of its tensors begin with it.
         """
         raise NotImplementedError
 
@@ -33,17 +33,16 @@ class WeightedModule(nn.Module):
         return iter(())
 
     def choose_forms(self, prefix: str, form: Callable[[str], QuantLayout | None]) -> None:
-        """Choose the form (layout of quantized values) of each matrix of this module; does nothing if the module
-        supports only floating point.
+        """Choose the form in memory of each matrix of this module. Does nothing if the module supports only floating point.
 
         Args:
             prefix: see ``slices``.
-            form: returns the form of a matrix by the name in its slice; None for floating point.
+            form: returns the form of a matrix, given the name in its slice; None for floating point.
         """
 
     def hold_values(self) -> None:
-        """Switch this module to floating-point values, because its tensors turned out to be unquantized; does nothing
-        if it cannot hold quantized ones."""
+        """Switch this module to floating-point values, because its tensors turned out to be unquantized; does nothing if the module
+        supports only floating point."""
 
     def check_room(self) -> None:
         """Check, before the checkpoint is read, that there is memory for this module.
@@ -74,11 +73,11 @@ class WeightedModule(nn.Module):
         self.pack()
 
     def pack(self) -> None:
-        """Pack loaded parameters into the layouts that functions read."""
+        """Pack loaded parameters into the order that kernels read."""
 
     @property
     def packing(self) -> str:
-        """Text that distinguishes different packings of equal slices."""
+        """Text that is equal for modules that pack equal slices into equal bytes."""
         return ""
 
     def export_packed(self) -> dict[str, Any] | None:
@@ -92,7 +91,7 @@ class WeightedModule(nn.Module):
         """
         for name, _ in [*self.named_parameters(recurse=False)]:
             setattr(self, name, nn.Parameter(state[name], requires_grad=False))
-        for name, buffer in [*self.named_buffers(recurse=False)]:  # counters, which start at 0
+        for name, buffer in [*self.named_buffers(recurse=False)]:  # counters start at 0
             setattr(self, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
     @property

@@ -1,1 +1,1 @@
-"""Storage formats of matrices in checkpoints: one file each."""
+"""Storage formats of matrices in checkpoints; one file per format."""

@@ -23,7 +23,7 @@ from labinfer.weights.slices import MatrixSlice, Range
 
 PER_WORD = 8
 INPUTS = 128
-"""Inputs that are transposed at a time: one cache line of each output."""
+"""Number of inputs that are transposed at a time: one cache line of each output."""
 
 
 class AwqFormat(CodedFormat):
@@ -67,7 +67,7 @@ class AwqFormat(CodedFormat):
 
 
 def read_awq(settings: Settings) -> FormatByName:
-    """Formats of a checkpoint with ``quant_method`` awq."""
+    """Format of each matrix of a checkpoint with ``quant_method`` awq."""
     settings.choose("version", ("gemm", "GEMM"), "gemm")
     settings.choose("w_bit" if "w_bit" in settings.values else "bits", (4,), 4)
     settings.choose("zero_point", (True,), True)

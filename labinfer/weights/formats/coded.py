@@ -1,4 +1,4 @@
-"""CodedFormat: base class of quantized formats whose values kernels use directly."""
+"""CodedFormat: base class of quantized formats whose codes kernels compute with, without dequantizing the matrix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from labinfer.weights.formats.format import TensorReader
 from labinfer.weights.slices import MatrixSlice, Range
 
 LARGEST_GROUP = 128
-"""Largest group size of kernels. Larger groups are divided into several with equal scales."""
+"""Largest group size of kernels. A larger group of a checkpoint is divided into several groups with equal scales."""
 TensorSpec = tuple[tuple[int, ...], torch.dtype]
 """Shape of a tensor, and the dtype into which it is read."""
 
 
 class CodedFormat(ABC):
-    """Format of quantized values with scales and optional zero points; see ``Format``.
+    """Storage format whose quantized values have scales and optional zero points; see ``Format``.
 
     Args:
         bits: 4 or 8.
@@ -31,11 +31,11 @@ class CodedFormat(ABC):
     """
 
     suffixes: tuple[str, ...]
-    """Name suffixes of all tensors that a matrix may have."""
+    """Name suffixes of all tensors that may belong to a matrix."""
     zeros: str
-    """Name suffix of the zero points."""
+    """Name suffix of the tensor with the zero points."""
     symmetric = "sym"
-    """Config key that declares symmetric quantization (no zero points)."""
+    """Key of ``quantization_config`` that declares symmetric quantization (no zero points)."""
 
     def __init__(self, bits: int, group: int, has_zeros: bool):
         self.group = group
@@ -52,7 +52,7 @@ class CodedFormat(ABC):
         self.check_tensors(tensors, matrix)
 
     def check_tensors(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        """Do all checks of ``check`` except the check of the order of the inputs (act-order)."""
+        """Check the tensors of a matrix as ``check`` does, except the order of its inputs (act-order)."""
         for suffix, (shape, dtype) in self.specs(matrix).items():
             tensors.expect(f"{matrix.name}.{suffix}", shape, dtype)
         if not self.own_form.has_zeros and tensors.shape(f"{matrix.name}.{self.zeros}") is not None:
@@ -91,7 +91,7 @@ class CodedFormat(ABC):
         return Codes.empty(self.own_form, matrix.rows[1] - matrix.rows[0], matrix.columns)
 
     def read_codes(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
-        """Fill ``codes``, which have the form ``own_form``."""
+        """Fill ``codes``, whose form is ``own_form``, with the quantized values of a slice."""
         self.read_words(tensors, matrix, codes)
         groups = codes.groups(self.group)
         zeros = self.read_zeros(tensors, matrix, groups) if self.own_form.has_zeros else None
@@ -99,7 +99,7 @@ class CodedFormat(ABC):
 
     @abstractmethod
     def specs(self, matrix: MatrixSlice) -> dict[str, TensorSpec]:
-        """Shapes and dtypes of the tensors that are read, by name suffix."""
+        """Shape and dtype of each tensor that is read for a matrix, by name suffix."""
 
     @abstractmethod
     def read_words(self, tensors: TensorReader, matrix: MatrixSlice, codes: Codes) -> None:
@@ -107,14 +107,14 @@ class CodedFormat(ABC):
 
     @abstractmethod
     def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
-        """Scales of ``groups`` for the slice's outputs: (outputs, groups) float32."""
+        """Scales of the groups ``groups`` for the slice's outputs: (outputs, groups) float32."""
 
     @abstractmethod
     def read_zeros(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
-        """Zero points of ``groups`` for the slice's outputs: (outputs, groups) uint8."""
+        """Zero points of the groups ``groups`` for the slice's outputs: (outputs, groups) uint8."""
 
     def read_tensor(self, tensors: TensorReader, matrix: MatrixSlice, suffix: str, *ranges: Range) -> torch.Tensor:
-        """Part of the tensor with a suffix of ``specs``."""
+        """Part ``ranges`` of the tensor of ``matrix`` whose name ends in ``suffix``, a key of ``specs``."""
         shape, dtype = self.specs(matrix)[suffix]
         return tensors.read(f"{matrix.name}.{suffix}", shape, ranges, dtype)
 
@@ -124,7 +124,7 @@ class CodedFormat(ABC):
 
 
 def read_packed(read: Callable[[Range], torch.Tensor], rows: Range, bits: int) -> torch.Tensor:
-    """Unpack values that are packed along the outputs.
+    """Read and unpack values that are packed along the outputs of a matrix.
 
     Args:
         read: reads a range of words, (words, groups).
@@ -136,5 +136,5 @@ def read_packed(read: Callable[[Range], torch.Tensor], rows: Range, bits: int) -
     begin, end = rows
     per_word = 32 // bits
     words = read((begin // per_word, -(-end // per_word)))
-    rows = words.T.clone(memory_format=torch.contiguous_format)  # contiguous() would keep the stride of a single word
+    rows = words.T.clone(memory_format=torch.contiguous_format)  # contiguous() keeps the stride of a single word
     return unpack(rows, bits)[:, begin % per_word :][:, : end - begin].T

@@ -1,11 +1,11 @@
-"""compressed-tensors, as llm-compressor writes it: a scheme for each group of modules.
+"""compressed-tensors, the format that llm-compressor writes: a scheme for each group of modules.
 
 - ``pack-quantized``: ``weight_packed`` int32 (outputs, inputs · bits / 32), codes along the inputs, the first in the lowest bits;
   ``weight_scale`` (outputs, groups); ``weight_zero_point`` int32 (outputs · bits / 32, groups), packed along the outputs
 - ``int-quantized``: ``weight`` int8 (outputs, inputs), ``weight_scale``, ``weight_zero_point`` int8 (outputs, groups)
 - ``float-quantized``: FP8, see ``fp8.py``
 
-Packed values are unsigned: int8 values plus the middle. W = (q - z) · scale.
+Packed values are unsigned: signed values plus 2^(bits - 1). W = (q - z) · scale.
 
 Source: vllm-project/compressed-tensors, compressors/ and quantization/.
 """
@@ -28,7 +28,7 @@ LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantize
 
 
 class PackedFormat(CodedFormat):
-    """``pack-quantized``: W4A16 and W8A16."""
+    """``pack-quantized``: weights of 4 or 8 bits, activations of 16 bits (W4A16, W8A16)."""
 
     zeros, symmetric = "weight_zero_point", "symmetric"
     suffixes = ("weight_packed", "weight_scale", zeros, "weight_shape", ORDER, "input_scale")
@@ -68,7 +68,7 @@ class PackedFormat(CodedFormat):
 
 
 class IntFormat(CodedFormat):
-    """``int-quantized``: W8A8. The kernel quantizes activations on the fly.
+    """``int-quantized``: weights and activations of 8 bits (W8A8). The kernel quantizes activations on the fly.
 
     Args:
         whole: whether one scale applies to the whole matrix.
@@ -98,7 +98,7 @@ class IntFormat(CodedFormat):
             )
         )
         numbers[:, end - codes.first :] = 0
-        codes.words.bitwise_xor_(-0x7F7F7F80)  # 0x80808080: adds the middle to all four codes of a word
+        codes.words.bitwise_xor_(-0x7F7F7F80)  # 0x80808080: adds 128 to each of the four codes of a word
 
     def read_scales(self, tensors: TensorReader, matrix: MatrixSlice, groups: Range) -> torch.Tensor:
         return self._read_groups(tensors, matrix, "weight_scale", groups, torch.float32)
@@ -110,7 +110,7 @@ class IntFormat(CodedFormat):
     def _read_groups(
         self, tensors: TensorReader, matrix: MatrixSlice, suffix: str, groups: Range, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Read ``groups`` of the slice's outputs: (outputs, groups)."""
+        """Read groups ``groups`` of the tensor with ``suffix``, for the slice's outputs: (outputs, groups)."""
         name, shape = f"{matrix.name}.{suffix}", self._groups_shape(matrix)
         if self._whole:
             return tensors.read(name, shape, (), dtype).expand(matrix.rows[1] - matrix.rows[0], 1)
@@ -121,7 +121,7 @@ class IntFormat(CodedFormat):
 
 
 def read_compressed_tensors(settings: Settings) -> FormatByName:
-    """Formats of a checkpoint with ``quant_method`` compressed-tensors."""
+    """Format of each matrix of a checkpoint with ``quant_method`` compressed-tensors."""
     if settings.get("sparsity_config", dict, {}):
         settings.inner("sparsity_config").choose("format", ("dense",), "dense")
     plain, ignored = PlainFormat(), Targets(settings.names("ignore"))
@@ -143,7 +143,7 @@ def read_compressed_tensors(settings: Settings) -> FormatByName:
 
 
 def _read_scheme(group: Settings, settings: Settings) -> FormatByName:
-    """Formats of a group of modules.
+    """Format of the matrices in one entry of ``config_groups``, a group of modules.
 
     Raises:
         UserError: the scheme is not supported.

@@ -13,13 +13,14 @@ from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice
 
 ROUNDED = QuantLayout(bits=8, group=128)
-"""Form of requantized weights. Blocks of FP8 have 128 inputs, too."""
+"""Form of weights that are requantized to int8. FP8 blocks have 128 inputs, as the groups here."""
 Decode = Callable[[int, int, torch.Tensor], None]
-"""Fills (rows, columns) of float32 or bfloat16 with the weights of rows of a slice: ``decode(begin, end, out)``."""
+"""Decodes rows of a slice, from ``begin`` to ``end``: ``decode(begin, end, out)`` fills ``out`` (rows, columns) of float32 or
+bfloat16."""
 
 
 class DecodedFormat(ABC):
-    """Format whose stored values are always dequantized while loading, as no kernel reads them; see ``Format``."""
+    """Storage format whose values are dequantized while loading, as no kernel computes with them; see ``Format``."""
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         for rows, decode in self.pieces(tensors, matrix):
@@ -27,11 +28,13 @@ class DecodedFormat(ABC):
 
     @abstractmethod
     def pieces(self, tensors: TensorReader, matrix: MatrixSlice) -> Iterator[tuple[Range, Decode]]:
-        """Ranges of the slice's rows (counted from its first row), each with a function that decodes some of the rows."""
+        """Ranges of rows that together are the slice (row 0 is its first row), each with a function that decodes rows of the
+        range."""
 
 
 def fill(functions: LoadFunctions, destination: torch.Tensor | Codes, rows: Range, decode: Decode) -> None:
-    """Fill rows with decoded weights; if ``destination`` is ``Codes``, quantize them to int8 by groups."""
+    """Fill ``rows`` of ``destination`` with decoded weights. If ``destination`` is ``Codes``, quantize the weights to int8 by
+    groups."""
     if isinstance(destination, Codes):
         width = destination.columns[1] - destination.columns[0]
     elif destination.device.type == "cpu" and destination.dtype in (torch.float32, torch.bfloat16):

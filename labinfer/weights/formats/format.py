@@ -1,4 +1,4 @@
-"""Format: protocol of a storage format of matrices; TensorReader: protocol of the reader that a format gets."""
+"""Format: protocol of the code that decodes a matrix of a checkpoint; TensorReader: protocol of the reader that it gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorReader(Protocol):
     """Reader of a checkpoint's tensors by ranges."""
 
     functions: LoadFunctions
-    """Functions that decode tensors."""
+    """Inner loops of decoding, in torch or compiled."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a tensor; None if it does not exist."""
@@ -26,21 +26,21 @@ class TensorReader(Protocol):
         """Stored dtype of a tensor; None if the tensor does not exist or torch has no such dtype."""
 
     def expect(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Check a tensor without reading it.
+        """Check the shape and dtype of a tensor without reading it.
 
         Raises:
             UserError: the tensor is missing, has another shape, or has a dtype that cannot be read as ``dtype``.
         """
 
     def read_into(self, tensor: TensorSlice) -> None:
-        """Fill the slice's destination. float64, float32, float16 and bfloat16 are converted into each other; other dtypes are not converted.
+        """Read ``tensor`` into its destination. float64, float32, float16 and bfloat16 are converted if dtypes differ, no others.
 
         Raises:
             UserError: see ``expect``.
         """
 
     def read(self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Read a slice into new host memory. See ``read_into`` for arguments and errors."""
+        """Read a slice into new host memory. For arguments see ``TensorSlice``, for conversions and errors ``read_into``."""
         sizes = [end - begin for begin, end in ranges]
         destination = torch.empty((*sizes, *shape[len(sizes) :]), dtype=dtype, device="cpu")
         self.read_into(TensorSlice(name=name, shape=shape, ranges=ranges, destination=destination))
@@ -49,23 +49,23 @@ class TensorReader(Protocol):
     def pieces(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...], unit: int = 1, skip: int = 0
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Stored rows of a slice, a few at a time: (index of the first row, rows). Each piece overwrites the memory of the previous one.
+        """Yield stored rows of a slice, a few at a time: (index of the first row, rows). A piece overwrites the previous one.
 
         Args:
             ranges: see ``TensorSlice.ranges``.
             unit: each piece but the last has a multiple of ``unit`` rows.
-            skip: number of leading dimensions whose ranges have one entry; rows do not have these dimensions.
+            skip: number of leading dimensions whose ranges have length 1; rows are without these dimensions.
         """
 
 
 class MatrixForm(Protocol):
-    """Form of a matrix in memory (layout of quantized values, or floating point), and its tensors in checkpoints."""
+    """Form in which a rank holds a matrix (quantized or floating point), and names of its tensors in checkpoints."""
 
     def form(self, quantization: str) -> QuantLayout | None:
-        """Layout of the quantized values that a rank should hold; None for floating-point values, which its functions may quantize.
+        """Form of the quantized values that a rank should hold; None for floating point, which functions may quantize on load.
 
         Args:
-            quantization: ``--quantization`` of the run. ``none`` holds every matrix in floating point.
+            quantization: ``--quantization`` of the run. With ``none`` every form is None.
         """
 
     def tensor_names(self, matrix: str) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class MatrixForm(Protocol):
 
 
 class Format(MatrixForm, Protocol):
-    """Storage format of matrices; see ``plain.py`` for the simplest."""
+    """Storage format of matrices: checks and decodes the tensors of a matrix. ``plain.py`` is the simplest."""
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         """Check that all tensors that ``read`` needs exist.
@@ -83,7 +83,7 @@ class Format(MatrixForm, Protocol):
         """
 
     def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
-        """Read a slice of a matrix into its destination: floating-point values, or codes of this format's form.
+        """Read a slice of a matrix into its destination: floating-point values, or codes in the form that ``form`` returned.
 
         Raises:
             UserError: a tensor is missing, or has another shape or an unsuitable dtype.
@@ -91,7 +91,7 @@ class Format(MatrixForm, Protocol):
 
 
 FormatByName = Callable[[str], Format]
-"""Function that returns the format of a checkpoint's matrix, given the matrix name."""
+"""Returns the format of a checkpoint's matrix, given the name of the matrix."""
 FormByName = Callable[[str], MatrixForm]
 
 
@@ -101,9 +101,9 @@ class Formats:
 
     choose: FormByName = field(repr=False, compare=False)
     quantization_config: Mapping[str, Any] | None = None
-    """Value of this key in config.json; None if the config lacks it. Checkpoints with equal values have equal formats."""
+    """Value of ``quantization_config`` in config.json; None if missing. Checkpoints with equal values have equal formats."""
     notes: Sequence[str] = field(default=(), repr=False, compare=False)
-    """Remarks about formats for the user, one line each, added while formats of matrices are looked up."""
+    """Warnings to the user about formats, one line each, collected while formats of matrices are looked up."""
     path: str = field(default="", repr=False, compare=False)
     """Path of the config.json."""
 
@@ -117,5 +117,5 @@ class Formats:
 
     @property
     def method(self) -> str:
-        """``quant_method`` of a quantized checkpoint; empty otherwise."""
+        """``quant_method`` of the checkpoint's config; empty if it is not quantized."""
         return self.quantization_config["quant_method"] if self.quantization_config else ""

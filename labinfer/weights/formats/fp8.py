@@ -24,7 +24,8 @@ from labinfer.weights.slices import MatrixSlice
 
 FLOAT8 = torch.float8_e4m3fn
 SCALES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
-"""Name suffixes of the scales: DeepSeek's, llm-compressor's, DeepSeek V4's, Mistral's. Despite the name, no scale is inverted."""
+"""Name suffixes of the scales: DeepSeek's, llm-compressor's, DeepSeek V4's, Mistral's. Scales named ``weight_scale_inv`` are
+factors as all others."""
 ACTIVATIONS = ("input_scale", "activation_scale", "qscale_act")
 POWERS = (torch.float8_e8m0fnu, torch.uint8)
 """Dtypes of scales that are stored as exponents with a bias of 127."""
@@ -36,7 +37,8 @@ class Fp8Format(DecodedFormat):
 
     Args:
         block: (outputs, inputs) of a block; None for a scale per output or per matrix, depending on the shape of the scales.
-        is_certain: whether the config declares blocks. Otherwise ``block`` is a default, and scales per output or matrix are accepted.
+        is_certain: whether the config declares blocks. If not, ``block`` is a default, and scales per output or per matrix are also
+            accepted.
         may_round: whether the matrix may be requantized to int8.
     """
 
@@ -82,12 +84,12 @@ class Fp8Format(DecodedFormat):
             yield (first, first + len(stored)), decode
 
     def _is_plain(self, tensors: TensorReader, matrix: MatrixSlice) -> bool:
-        """Whether the matrix has no scales and is not stored in FP8."""
+        """Whether the tensor of the matrix is not FP8 and the matrix has no scales."""
         has_scales = any(tensors.shape(f"{matrix.name}.{suffix}") is not None for suffix in SCALES)
         return not has_scales and tensors.dtype(f"{matrix.name}.weight") not in (FLOAT8, torch.float8_e5m2)
 
     def _scales(self, tensors: TensorReader, matrix: MatrixSlice) -> tuple[str, tuple[int, ...], int, int]:
-        """Expected name and shape of the scales, and the outputs and inputs that share a scale."""
+        """Expected name and shape of the scales, and the numbers of outputs and inputs that share a scale."""
         names, outputs, inputs = [f"{matrix.name}.{suffix}" for suffix in SCALES], matrix.outputs, matrix.inputs
         name = next((name for name in names if tensors.shape(name) is not None), names[0])
         stored = tensors.shape(name)
@@ -112,14 +114,14 @@ class Fp8Format(DecodedFormat):
 
 
 def read_fp8(settings: Settings) -> FormatByName:
-    """Formats of a checkpoint with ``quant_method`` fp8."""
+    """Format of each matrix of a checkpoint with ``quant_method`` fp8."""
     settings.choose("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     settings.choose("activation_scheme", ("dynamic", "static"), "dynamic")
     settings.choose("expert_dtype", ("fp8",), "fp8")
     is_certain = "weight_block_size" in settings.values
     block = read_block(settings, "weight_block_size") if is_certain else USUAL_BLOCK
     plain, fp8 = PlainFormat(), Fp8Format(block, is_certain)
-    head = Fp8Format(block, is_certain, may_round=False)  # often unquantized without being listed
+    head = Fp8Format(block, is_certain, may_round=False)  # often unquantized although the config does not list it
     excluded = Excluded((*settings.names("modules_to_not_convert"), *settings.names("ignored_layers")))
 
     def choose(matrix: str) -> Format:
@@ -131,10 +133,10 @@ def read_fp8(settings: Settings) -> FormatByName:
 
 
 def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
-    """Refuse fused projections (gate and up) whose boundary is inside a block of ``height`` rows.
+    """Refuse a matrix of fused projections (gate and up) if a block of ``height`` rows has rows of both.
 
     Raises:
-        UserError: a block has rows of both projections, or may have.
+        UserError: a block has rows of both projections, or may have rows of both.
     """
     outputs, stack = matrix.outputs, matrix.stack
     if stack is not None and stack.shape[1] > outputs and 2 * outputs > height and outputs % height:
@@ -145,7 +147,7 @@ def _check_stack(matrix: MatrixSlice, height: int, name: str) -> None:
 
 
 def read_block(settings: Settings, key: str) -> tuple[int, int] | None:
-    """Outputs and inputs of a block; None if the key is missing.
+    """Number of outputs and of inputs in a block, from the list ``key``; None if the key is missing.
 
     Raises:
         UserError: the value is not a pair of positive integers.

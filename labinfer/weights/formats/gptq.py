@@ -25,7 +25,7 @@ from labinfer.weights.slices import MatrixSlice, Range
 
 ORDER = "g_idx"
 WORDS = 16
-"""Words along the inputs that are transposed at a time: one cache line of each output."""
+"""Number of words along the inputs that are transposed at a time: one cache line of each output."""
 
 
 class GptqFormat(CodedFormat):
@@ -80,7 +80,7 @@ class GptqFormat(CodedFormat):
 
 
 def read_gptq(settings: Settings) -> FormatByName:
-    """Formats of a checkpoint with ``quant_method`` gptq."""
+    """Format of each matrix of a checkpoint with ``quant_method`` gptq."""
     version = settings.choose("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     settings.choose("is_marlin_format", (False,), False)
     settings.choose("pack_dtype", ("int32",), "int32")

@@ -1,8 +1,8 @@
-"""MXFP4: values of 4 bits (e2m1) with a power-of-two scale for each 32 inputs of an output, as for gpt-oss's experts.
+"""MXFP4: values of 4 bits (e2m1) with a power-of-two scale for each 32 inputs of an output, the format of gpt-oss's experts.
 
-``NAME_blocks`` is (count, outputs, groups, 16) bytes, the first of two inputs in the lower half of a byte. ``NAME_scales`` is (count,
-outputs, groups) exponents with a bias of 127. Outputs of gate and up are interleaved. Doubled values are integers, which kernels look
-up in a table.
+``NAME_blocks`` is (experts, outputs, groups, 16) bytes with two inputs each, the first in the lower half of the byte.
+``NAME_scales`` is (experts, outputs, groups) exponents with a bias of 127. Outputs of gate and up alternate. The values times 2 are
+integers, which kernels look up in a table.
 
 Source: OCP Microscaling Formats 1.0, 5.3.3 and 5.4; ``convert_moe_packed_tensors`` in Transformers.
 """
@@ -23,16 +23,16 @@ from labinfer.weights.slices import MatrixSlice
 GROUP = 32
 FORM = QuantLayout(bits=4, group=GROUP, table="e2m1")
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Values of the 16 E2M1 codes (4-bit floats), doubled so that they are integers."""
+"""Values of the 16 E2M1 codes (4-bit floats) times 2, which are integers."""
 
 
 def half_powers(exponents: torch.Tensor) -> torch.Tensor:
-    """Scales of doubled values, float32: ``2 ** (exponent - 128)``.
+    """Scales for values times 2, float32: ``2 ** (exponent - 128)``, half of each stored scale.
 
     Args:
         exponents: integers of at least 32 bits, from 0 to 255.
     """
-    bits = torch.where(exponents < 2, 1 << 21 << exponents, exponents - 1 << 23)  # the smallest two are subnormal
+    bits = torch.where(exponents < 2, 1 << 21 << exponents, exponents - 1 << 23)  # 0 and 1 give subnormals
     return bits.to(torch.int32).view(torch.float32)
 
 
@@ -70,7 +70,7 @@ class Mxfp4Format:
     def _read_blocks(
         self, tensors: TensorReader, matrix: MatrixSlice, rows: Range, groups: Range
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bytes of two codes each, (outputs, groups, 16), and scales of doubled values, (outputs, groups) float32."""
+        """Bytes of two codes each, (outputs, groups, 16), and scales for values times 2, (outputs, groups) float32."""
         stack = matrix.stack
         count, outputs, inputs = stack.shape
         parts, part = matrix.stacked_part
@@ -82,7 +82,7 @@ class Mxfp4Format:
 
 
 def read_mxfp4(settings: Settings) -> FormatByName:
-    """Formats of a checkpoint with ``quant_method`` mxfp4."""
+    """Format of each matrix of a checkpoint with ``quant_method`` mxfp4."""
     settings.names("modules_to_not_convert")
     plain, mxfp4 = PlainFormat(), Mxfp4Format()
 

@@ -9,7 +9,7 @@ from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 
 class PlainFormat:
-    """Format of unquantized matrices; see ``Format``."""
+    """Storage format of unquantized matrices; see ``Format``."""
 
     def form(self, quantization: str) -> None:
         return None
@@ -37,6 +37,6 @@ class PlainFormat:
 
 
 def plain_formats() -> Formats:
-    """Formats of a checkpoint without quantized matrices."""
+    """Formats of a checkpoint without quantized matrices: ``PlainFormat`` for all."""
     plain = PlainFormat()
     return Formats(lambda matrix: plain)

@@ -1,4 +1,4 @@
-"""Registry of storage formats by ``quant_method``."""
+"""Registry of storage formats, by ``quant_method`` of a checkpoint's config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.weights.formats.plain import plain_formats
 from labinfer.weights.formats.settings import Settings
 
 WeightFormat = Callable[[Settings], FormatByName]
-"""Reader of ``quantization_config``, registered under its ``quant_method``.
+"""Reads the ``quantization_config`` of checkpoints with one ``quant_method``, under which it is registered.
 
 Called on every rank when a model is loaded, and by ``launch.py plan``, before any weight is read. Returns a function from the name of a
 matrix to its ``Format``, which is called once for each matrix; unquantized matrices get ``PlainFormat``. Raises ``UserError`` for
@@ -34,7 +34,7 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
         UserError: the quantization is not supported.
     """
     quantization = config.get("quantization_config")
-    if quantization is None and isinstance(config.get("text_config"), dict):  # as in Kimi K2.5
+    if quantization is None and isinstance(config.get("text_config"), dict):  # Kimi K2.5 has it in text_config
         quantization = config["text_config"].get("quantization_config")
     if quantization is None:
         return plain_formats()

@@ -1,7 +1,7 @@
 """ReorderedFormat: quantized matrices whose groups are not of consecutive inputs (act-order, ``desc_act``).
 
-Inputs were quantized in the order of their importance, and a tensor contains the group of each input. A kernel would need its inputs
-in that order, which sharding over ranks does not preserve. So these matrices are dequantized and requantized to int8.
+Inputs were quantized in the order of their importance, and a tensor has the group of each input. A kernel would need its inputs in
+that order, which sharding over ranks does not preserve. Matrices with act-order are therefore dequantized and requantized to int8.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ REORDERED = (
     "matrices with act-order (permuted inputs) are requantized to int8 with group size 128, see "
     "docs/quantised-checkpoints.md; --quantization none dequantizes them without loss"
 )
-"""Warning that a checkpoint with act-order is requantized."""
+"""Warning to the user that a checkpoint with act-order is requantized."""
 
 
 class ReorderedFormat(DecodedFormat):
-    """Format with a group index for each input.
+    """Storage format in which each input has a group index.
 
     Args:
-        ordered: the format of such a matrix with consecutive groups.
-        order: name suffix of the tensor of group indices.
+        ordered: format of an equal matrix whose groups are of consecutive inputs.
+        order: name suffix of the tensor with the group indices.
     """
 
     def __init__(self, ordered: CodedFormat, order: str):
@@ -85,9 +85,10 @@ class ReorderedFormat(DecodedFormat):
 
 
 def choose_order(settings: Settings, ordered: CodedFormat, order: str) -> FormatByName:
-    """Format of each matrix in a checkpoint with act-order: ``ordered`` if the groups turn out to be consecutive.
+    """Format of each matrix in a checkpoint with act-order: ``ordered`` if the tensor of group indices shows groups of consecutive
+    inputs, else ``ReorderedFormat``.
 
-    A matrix with a single group is ambiguous and is treated as reordered, like its neighbours.
+    A matrix with one group shows neither, and gets ``ReorderedFormat`` as the matrices around it.
 
     Args:
         order: see ``ReorderedFormat``.
@@ -105,11 +106,11 @@ def choose_order(settings: Settings, ordered: CodedFormat, order: str) -> Format
 
 
 def is_in_order(tensors: TensorReader | None, name: str, group: int) -> bool:
-    """Whether groups are known to be of consecutive inputs.
+    """Whether the groups of a matrix are known to be of consecutive inputs.
 
     Args:
         tensors: reader of the checkpoint; None if it is not available yet.
-        name: name of the tensor of group indices.
+        name: name of the tensor with the group indices.
         group: group size.
     """
     shape = tensors.shape(name) if tensors is not None and tensors.dtype(name) == torch.int32 else None

@@ -14,7 +14,7 @@ from labinfer.weights.tensor_files import TensorFiles
 
 
 class Settings:
-    """Object of ``quantization_config``. Errors name the key and its value; the caller adds the file.
+    """JSON object: ``quantization_config`` or an object in it. Error messages name the key and its value; the caller adds the file.
 
     Args:
         directory: directory of the checkpoint, if its tensors may be inspected.
@@ -47,7 +47,7 @@ class Settings:
         return value
 
     def choose(self, key: str, supported: Sequence[Any], default: Any = None) -> Any:
-        """Value of a key, or ``default``, if it is in ``supported``.
+        """Value of a key, or ``default`` if the key is missing, checked to be in ``supported``.
 
         Raises:
             UserError: the value is not supported.
@@ -71,7 +71,7 @@ class Settings:
         return tuple(values)
 
     def inner(self, key: str, defaults: Settings | None = None) -> Settings:
-        """Settings of a nested object.
+        """Settings of the object at ``key``.
 
         Args:
             defaults: settings whose values are used for missing keys.
@@ -126,26 +126,26 @@ class Excluded:
 
 
 class Targets:
-    """Modules that compressed-tensors targets: by path, by regular expression (``re:``), or by class.
+    """Modules that a scheme of compressed-tensors targets: by path, by regular expression (``re:``), or by class name.
 
     Source: vllm-project/compressed-tensors, utils/match.py.
     """
 
     def __init__(self, names: Sequence[str]):
         self.has_linear = "Linear" in names
-        """Whether the targets include all linear layers that no other scheme names."""
+        """Whether the scheme targets all linear layers that no other scheme names."""
         self._paths = frozenset(names)
         self._patterns = [pattern(name.removeprefix("re:")) for name in names if name.startswith("re:")]
 
     def matches(self, matrix: str) -> bool:
-        """Whether a module is targeted by path or regular expression."""
+        """Whether the scheme targets a matrix by its path or by a regular expression."""
         return any(
             path in self._paths or any(pattern.match(path) for pattern in self._patterns) for path in spellings(matrix)
         )
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """Compiled regular expression; an invalid one matches nothing."""
+    """Compiled regular expression; if ``text`` is invalid, one that matches nothing."""
     try:
         return re.compile(text)
     except re.error:
@@ -153,7 +153,8 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def spellings(matrix: str) -> Iterator[str]:
-    """Path of a matrix, and its variants in a text-only model and in older versions of Transformers: a config may use any of these."""
+    """Names that a config may use for a matrix: its path, and its path in a text-only model and in older versions of
+    Transformers."""
     yield matrix
     alone = re.sub(r"(?<![^.])language_model\.", "", matrix)
     for path in (alone, f"language_model.{alone}", re.sub(r"^model\.", "model.language_model.", alone)):

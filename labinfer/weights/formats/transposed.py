@@ -1,4 +1,5 @@
-"""TransposedFormat: experts of a layer in one floating-point tensor, (count, inputs, outputs), with gate and up interleaved.
+"""TransposedFormat: experts of a layer in one floating-point tensor (experts, inputs, outputs), in which outputs of gate and up
+alternate.
 
 Source: ``GptOssExperts`` in Transformers.
 """
@@ -13,7 +14,7 @@ from labinfer.weights.slices import MatrixSlice, TensorSlice
 
 
 class TransposedFormat(PlainFormat):
-    """Matrix of one expert, read from a transposed tensor of all experts; see ``Format``. Its name is that of the stack."""
+    """Matrix of one expert, read from a transposed tensor of all experts; see ``Format``. The tensor has the name of the stack."""
 
     def check(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
         count, outputs, inputs = matrix.stack.shape

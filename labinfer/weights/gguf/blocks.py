@@ -23,7 +23,7 @@ FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89
 
 @dataclass(frozen=True)
 class Numbers:
-    """Decoded blocks: quantized integers, and the scales and minima of their groups."""
+    """Decoded blocks: quantized integers, with the scale and minimum of each group."""
 
     whole_NS: torch.Tensor
     """Quantized integers, int16 from -128 to 127."""
@@ -45,7 +45,7 @@ class Numbers:
 
 
 def decode_values(block_type: BlockType, blocks_NB: torch.Tensor) -> torch.Tensor:
-    """Weights of blocks of any type, (N, S) float32.
+    """Weights of blocks of any type, dequantized: (N, S) float32.
 
     Args:
         blocks_NB: uint8, the bytes of each block.
@@ -130,7 +130,7 @@ DECODERS: dict[str, Callable[[torch.Tensor], Numbers]] = {
 
 
 def _nibbles(data: torch.Tensor, run: int = 16) -> torch.Tensor:
-    """Codes of 4 bits as int16: of each ``run`` bytes, first all low halves, then all high halves."""
+    """Codes of 4 bits as int16: from each ``run`` bytes of ``data``, first the low halves of all bytes, then the high halves."""
     runs = data.reshape(len(data), -1, 1, run)
     return torch.cat((runs & 15, runs >> 4), dim=2).view(len(data), -1).to(torch.int16)
 
@@ -141,7 +141,7 @@ def _bits(data: torch.Tensor) -> torch.Tensor:
 
 
 def _half(data: torch.Tensor) -> torch.Tensor:
-    """float16 data as float32."""
+    """Numbers of ``data``, which are float16, as float32."""
     return data.contiguous().view(torch.float16).float()
 
 
@@ -161,8 +161,9 @@ def _look_up(table: tuple[int, ...], data: torch.Tensor, scales: torch.Tensor) -
 def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scales and minima of the 8 groups of Q4_K and Q5_K.
 
-    Of the twelve bytes, the lower 6 bits of the first four are scales 0 to 3, those of the next four minima 0 to 3. Scales and minima 4
-    to 7 have their lower 4 bits in the last four bytes (scales in the low halves), and their upper 2 bits at the top of the first eight.
+    They take 12 bytes. Bytes 0 to 3 have scales 0 to 3 in their lower 6 bits, bytes 4 to 7 minima 0 to 3. Bytes 8 to 11 have the
+    lower 4 bits of scales 4 to 7 (low halves) and of minima 4 to 7 (high halves); the upper 2 bits of these are in the upper 2 bits
+    of bytes 0 to 7.
     """
     first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 63, last & 15 | first >> 2 & 48), dim=1)

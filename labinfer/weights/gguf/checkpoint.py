@@ -1,4 +1,5 @@
-"""GgufCheckpoint: weights of a GGUF file, read by ranges, with the names and row order of a Hugging Face checkpoint.
+"""GgufCheckpoint: weights of a GGUF file, read by ranges, with the tensor names and row order of the Hugging Face checkpoint that
+was converted to GGUF.
 
 Rows are read and decoded a few at a time, so that no tensor or slice is ever held decoded as a whole.
 """
@@ -33,7 +34,7 @@ CONFIG_TENSORS = ("rope_freqs.weight",)
 
 
 def gguf_formats(path: Path) -> Formats:
-    """Form in memory of each matrix of a GGUF file.
+    """Form in memory of each matrix of the GGUF file at ``path``.
 
     Raises:
         UserError: the file cannot be read.
@@ -52,7 +53,7 @@ def gguf_formats(path: Path) -> Formats:
 
 
 class _Contents:
-    """Tensors by checkpoint name, and the row orders and value changes of modules by their name in a layer."""
+    """Tensors of a GGUF file by Hugging Face name, and row orders and value changes of modules by their name in a layer."""
 
     def __init__(self, file: GgufFile):
         _, family = read_family(file)
@@ -123,7 +124,8 @@ class GgufCheckpoint:
             )
 
     def load(self, part: WeightSlice) -> None:
-        """Read a slice in the row order of the checkpoint, dequantize it if needed, and store it in its destination."""
+        """Read a slice in the row order of the Hugging Face checkpoint, dequantize it if needed, and store it in its
+        destination."""
         self.check(part)
         if (joined := self._joined.get(self._name(part))) is not None:
             self._load_joined(joined, part)
@@ -155,7 +157,7 @@ class GgufCheckpoint:
         part.destination.copy_(values[tuple(slice(*limits) for limits in part.ranges)])
 
     def _load_joined(self, joined: Joined, part: WeightSlice) -> None:
-        """Load part of a tensor that is stored in two parts, dequantized."""
+        """Load part of a tensor that the GGUF file stores in two parts, dequantized."""
         if isinstance(part, MatrixSlice):
             rows, columns = part.rows, part.columns
         else:
@@ -165,7 +167,7 @@ class GgufCheckpoint:
             part.destination[first - rows[0] : last - rows[0]].copy_(values)
 
     def _values(self, tensor: GgufTensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Rows and columns of a tensor, by their indices in the file, as float32."""
+        """Values of a tensor, float32, at ``rows`` and ``columns`` (indices in the GGUF file)."""
         blocks, places = self._blocks(tensor, rows, columns)
         values = decode_values(tensor.type, blocks.reshape(-1, tensor.type.num_bytes))
         return take(values.view(len(rows), -1), places)
@@ -182,7 +184,7 @@ class GgufCheckpoint:
         first = int(columns.min()) // size
         skipped, end = first * num_bytes, (int(columns.max()) // size + 1) * num_bytes
         inside = slice(0, end - skipped)
-        if stride - (end - skipped) < SHORTEST_GAP:  # reading the whole row is faster than another system call
+        if stride - (end - skipped) < SHORTEST_GAP:  # reading the whole row is faster than one more system call
             inside, skipped, end = slice(skipped, end), 0, stride
         ascending, places = rows.sort()
         memory = torch.empty(len(rows), end - skipped, dtype=torch.uint8, device="cpu")
@@ -200,7 +202,7 @@ class GgufCheckpoint:
         return memory[:, inside].reshape(len(rows), -1, num_bytes), columns - first * size
 
     def _name(self, part: WeightSlice) -> str:
-        """Name of the tensor from which a slice is read. An expert's matrix is read from the tensor of all experts."""
+        """Name of the GGUF tensor from which a slice is read. An expert's matrix is read from the tensor of all experts."""
         return part.name if isinstance(part, TensorSlice) else f"{_stack(part.name)}.weight"
 
 
@@ -209,8 +211,8 @@ CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda value
 
 
 def _split_gate_up(tensors: dict[str, GgufTensor]) -> None:
-    """Replace tensors that fuse gate and up of the experts by two tensors. A fused tensor that cannot be halved, or
-    whose parts exist separately, too, stays and is later refused as unexpected.
+    """Replace tensors that fuse gate and up of the experts by two tensors. A fused tensor that cannot be halved, or whose parts
+    exist separately, too, is left, and later refused as unexpected.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py: ``--fuse-gate-up-exps``.
     """
@@ -223,9 +225,8 @@ def _split_gate_up(tensors: dict[str, GgufTensor]) -> None:
 
 
 def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -> dict[str, Joined]:
-    """Tensors joined from two stored parts, which are removed from ``tensors``. Parts with incompatible shapes stay and
-    are later refused as unexpected. If the file has the whole tensor, too, the parts are removed without joining
-    them."""
+    """Join tensors that the file stores in two parts, and remove the parts from ``tensors``. Parts with incompatible shapes are
+    left, and later refused as unexpected. If the file also has the whole tensor, the parts are removed but not joined."""
     joined = {}
     for layer in range(num_layers):
         for module, (kind, *parts) in family.joins.items():
@@ -262,7 +263,7 @@ def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
 
 
 def _whole_groups(part: MatrixSlice) -> Range:
-    """Range of columns to read: extended to whole groups if the destination is ``Codes``."""
+    """Range of the slice's columns, extended to whole groups if the destination is ``Codes``."""
     codes = part.destination
     if not isinstance(codes, Codes):
         return part.columns
@@ -274,12 +275,12 @@ def _is_in_stack(part: MatrixSlice) -> bool:
 
 
 def _stack(matrix: str) -> str:
-    """Name of the tensor of all experts for a matrix of one expert; other names are unchanged."""
+    """Name of the stack (the tensor of all experts) that has the matrix of one expert; other names are unchanged."""
     return re.sub(r"\.experts\.\d+\.", ".experts.", matrix)
 
 
 def _name_in_layer(name: str) -> str:
-    """Name of a module within its layer, from its path or that of one of its tensors."""
+    """Name of a module within its layer, from the path of the module or of one of its tensors."""
     return re.sub(r"^model\.layers\.\d+\.", "", name).removesuffix(".weight").removesuffix(".bias")
 
 

@@ -1,4 +1,5 @@
-"""Metadata of a GGUF file as the ``config.json`` and ``generation_config.json`` of a Hugging Face checkpoint.
+"""gguf_config and gguf_generation_config: metadata of a GGUF file as a ``config.json`` and a ``generation_config.json`` of Hugging
+Face.
 
 Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py.
 """
@@ -35,9 +36,9 @@ SAMPLING = {
 ENDS = ("eos", "eot", "eom")
 """Names of end tokens in the metadata: end of a text, end of a turn, end of a message."""
 KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
-"""Known texts of end tokens, for files that name only the end of a text."""
+"""Texts of end tokens, for files whose metadata names only the end of a text."""
 HARMONY_ENDS = ("<|return|>", "<|call|>")
-"""Known texts of end tokens of gpt-oss."""
+"""Texts of the end tokens of gpt-oss."""
 CONTROL = 3
 """Value of ``tokenizer.ggml.token_type`` for control tokens."""
 MAX_BLOCKS = 1024
@@ -47,7 +48,7 @@ DTYPES = {"F32": "float32", "F16": "float16"}
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """Values of ``config.json``.
+    """Values of a ``config.json`` for the model in a GGUF file.
 
     Raises:
         UserError: the architecture is not supported, or required metadata is missing.
@@ -73,7 +74,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
         **family.constants,
     }
-    has_latents = f"{prefix}.attention.kv_lora_rank" in file  # models with latent attention have other head sizes
+    has_latents = f"{prefix}.attention.kv_lora_rank" in file  # latent attention takes its head sizes from other keys
     for key, name in (SIZES | dict(family.sizes)).items():
         values[key] = file.size(f"{prefix}.{name}")
     for key, name in OPTIONAL_SIZES.items():
@@ -81,7 +82,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
             values[key] = file.size(f"{prefix}.{name}")
     if INNER_SIZE in values:
         values["linear_value_head_dim"] = values[INNER_SIZE] // max(1, values["linear_num_value_heads"])
-    if "moe_intermediate_size" in values:  # optional in files of models without dense MLPs
+    if "moe_intermediate_size" in values:  # optional: models without dense MLPs lack it
         values.setdefault("intermediate_size", values["moe_intermediate_size"])
     head_size = values.get("head_dim") or values["hidden_size"] // max(1, values["num_attention_heads"])
     if has_latents:
@@ -97,7 +98,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 
 def gguf_generation_config(file: GgufFile) -> dict[str, Any]:
-    """Values of ``generation_config.json``: the sampling parameters that the model's authors recommend."""
+    """Values of a ``generation_config.json``: the sampling parameters that the model's authors recommend."""
     keys = {name: f"general.sampling.{key}" for name, key in SAMPLING.items()}
     return {name: file.get(key, int if name == "top_k" else float, 0) for name, key in keys.items() if key in file}
 
@@ -107,7 +108,7 @@ def end_ids(file: GgufFile) -> list[int]:
     known, names = KNOWN_ENDS, ENDS
     if (
         file.get("general.architecture", str, "") == "gpt-oss"
-    ):  # in gpt-oss, <|end|> ends a message, and further messages follow
+    ):  # in gpt-oss, <|end|> ends a message; the answer may go on with another
         known, names = HARMONY_ENDS, ENDS[:1]
     ids = {file.get(key, int) for name in names if (key := f"tokenizer.ggml.{name}_token_id") in file}
     kinds = file.numbers("tokenizer.ggml.token_type")
@@ -120,10 +121,10 @@ def end_ids(file: GgufFile) -> list[int]:
 
 
 def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
-    """Rotary embedding parameters in the format of Transformers 5.
+    """Rope parameters (rotary embedding) as a config of Transformers 5 has them.
 
     Raises:
-        UserError: the type of scaling is not supported.
+        UserError: the rope scaling type is not supported.
     """
     kind = file.get(f"{prefix}.rope.scaling.type", str, "none")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.get(f"{prefix}.rope.freq_base", float, 10000.0)}

@@ -1,4 +1,4 @@
-"""GGUF architectures: names of sizes and tensors, row orders and value changes of each; no torch.
+"""GGUF architectures: for each, names of sizes and tensors, row orders and value changes. Does not import torch.
 
 Source: ggml-org/llama.cpp, gguf-py/gguf/constants.py (names) and convert_hf_to_gguf.py (changes).
 """
@@ -15,7 +15,7 @@ from labinfer.weights.gguf.family_configs import read_deepseek2, read_gemma3, re
 from labinfer.weights.gguf.file import GgufFile
 
 INNER_SIZE = "linear_inner_size"
-"""Size of all value heads of Gated DeltaNet together; ``config.json`` has the size of one head."""
+"""Key for the size of all value heads of Gated DeltaNet together, from which the size of one head is derived."""
 ATTENTION = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -35,13 +35,13 @@ DENSE = NORMS | ATTENTION | MLP
 EXPERT_STACKS = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",  # replaces the two above
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",  # replaces the two entries above
     "mlp.experts.down_proj": "ffn_down_exps",
 }
 EXPERTS = {"mlp.gate": "ffn_gate_inp", **EXPERT_STACKS}
 BIASED_EXPERTS = {
     "mlp.router": "ffn_gate_inp",
-    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",  # before ``down_proj``, whose name would match
+    "mlp.experts.down_proj_bias": "ffn_down_exps.bias",  # before down_proj, which matches the name, too
     **EXPERT_STACKS,
     "self_attn.sinks": "attn_sinks.weight",
 }
@@ -97,13 +97,13 @@ OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values behind keys"]
-"""Orders of rows in GGUF files, see ``orders.py``. In this sequence: Llama's query and key heads; Gated DeltaNet's
-value heads of one row each; its value heads of several rows; its value heads after queries and keys."""
+"""Row orders of GGUF files, see ``orders.py``. In the order of the names: Llama's query and key heads; Gated DeltaNet's value heads
+of one row each; its value heads of several rows; its value heads after queries and keys."""
 Join = Literal["interleaved", "heads"]
-"""How two stored tensors form one: columns interleaved (gate and up of gpt-oss), or per head the key rows then the
-value rows (DeepSeek's ``kv_b_proj``). See ``joins.py``."""
+"""How one tensor is made of the two that a GGUF file stores: columns interleaved (gate and up of gpt-oss), or per head the key rows
+then the value rows (DeepSeek's ``kv_b_proj``). See ``joins.py``."""
 Change = Literal["less one", "log of negated"]
-"""Changes of a tensor's values on loading: ``x - 1``, and ``log(-x)``."""
+"""Functions that are applied to a tensor's values on loading: ``x - 1``, and ``log(-x)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,23 +116,23 @@ class GgufFamily:
     parts: Mapping[str, str]
     """Modules of a layer: name in checkpoints → name in GGUF files."""
     sizes: Mapping[str, str] = field(default_factory=dict)
-    """Additional integer keys of ``config.json`` → metadata keys (without the architecture prefix)."""
+    """Integer keys of ``config.json``, beyond those of all families → metadata keys without the architecture prefix."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Additional keys of ``config.json`` with fixed values, which llama.cpp hard-codes."""
+    """Keys of ``config.json`` whose values llama.cpp hard-codes → the values."""
     orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose rows are in another order in GGUF files → that order."""
+    """Modules whose rows are in another order in GGUF files → name of the order."""
     column_orders: Mapping[str, Order] = field(default_factory=dict)
-    """Modules whose columns are in another order in GGUF files → that order."""
+    """Modules whose columns are in another order in GGUF files → name of the order."""
     changes: Mapping[str, Change] = field(default_factory=dict)
-    """Modules whose values are changed on loading → the change."""
+    """Modules whose values are changed on loading → name of the change."""
     joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
-    """Tensors of a layer that GGUF files store in two parts → the way to join them (see ``Join``), and the two parts'
-    names, as in the keys of ``parts`` with a suffix such as ``.weight``."""
+    """Tensors of a layer that GGUF files store in two parts → how to join them (see ``Join``), and names of the two parts: keys of
+    ``parts`` with a suffix such as ``.weight``."""
     read_config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] | None = None
-    """Returns additional keys of ``config.json``, given the common ones."""
+    """Returns further keys of ``config.json``, given the GGUF file and the keys that all families have."""
 
     def name(self, stored: str, num_layers: int) -> str:
-        """Checkpoint name of a tensor, such as ``model.layers.0.mlp.up_proj.weight`` for ``blk.0.ffn_up.weight``.
+        """Hugging Face name of a tensor, such as ``model.layers.0.mlp.up_proj.weight`` for ``blk.0.ffn_up.weight``.
 
         MTP layers, which follow the model's own layers, get the prefix ``mtp``. Unknown names are unchanged.
         """
@@ -244,7 +244,7 @@ FAMILIES = {
 
 
 def read_family(file: GgufFile) -> tuple[str, GgufFamily]:
-    """``general.architecture``, which is also the prefix of metadata keys, and its family.
+    """The file's ``general.architecture``, which is also the prefix of its metadata keys, and the family of this architecture.
 
     Raises:
         UserError: the architecture is not supported.

@@ -1,4 +1,4 @@
-"""Keys of ``config.json`` that only one family has, from the metadata of its GGUF files; no torch.
+"""Keys of ``config.json`` that only one family has, from the metadata of its GGUF files. Does not import torch.
 
 Source: ggml-org/llama.cpp, conversion/ (metadata that it writes) and src/models/ (values that are hard-coded).
 """
@@ -19,12 +19,12 @@ LOG_MULTIPLIER = 0.1
 SOFTMAX, SIGMOID = 1, 2
 """Values of ``expert_gating_func``."""
 DEEPSEEK_V3 = {"n_routed_experts": 256}, {"n_group": 8, "topk_group": 4}
-"""Config values that identify DeepSeek V3 in files older than llama.cpp's metadata of expert groups, and the expert
-groups of that model."""
+"""Config values that identify DeepSeek V3 in GGUF files without metadata of expert groups (files of older versions of llama.cpp),
+and its expert groups."""
 
 
 def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sliding windows, rotary embedding of each layer type, and query scale.
+    """Keys for Gemma 3: sliding windows, rope parameters of each layer type, and query scale.
 
     Raises:
         UserError: a value has an unexpected type.
@@ -45,7 +45,7 @@ def read_gemma3(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:
-    """Layers with a sliding window: all but every n-th, or a flag for each layer."""
+    """Key for the layers with a sliding window: all but every n-th (the metadata is a number n), or a flag for each layer."""
     numbers = file.numbers(key)
     if len(numbers) == 1 and type(numbers[0]) is int:
         return {"sliding_window_pattern": numbers[0]}
@@ -53,12 +53,12 @@ def _pattern(file: GgufFile, key: str, num_layers: int) -> dict[str, Any]:
 
 
 def read_gpt_oss(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary embedding with untruncated YaRN correction range, which files do not state."""
+    """Keys for gpt-oss: rope with an untruncated YaRN correction range, which GGUF files do not state."""
     return {"rope_parameters": values["rope_parameters"] | {"truncate": False}}
 
 
 def read_deepseek2(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Class of a model with latent attention, its head sizes, and its routing method.
+    """Keys for DeepSeek: class name of the model with latent attention, head sizes, and routing method.
 
     Raises:
         UserError: a value has an unexpected type, or the routing method is not supported.
@@ -82,7 +82,7 @@ def read_deepseek2(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
     if "deepseek2.attention.q_lora_rank" in file:
         own["q_lora_rank"] = file.size("deepseek2.attention.q_lora_rank")
     if (multiplier := file.get("deepseek2.rope.scaling.yarn_log_multiplier", float, 0.0)) != 0:
-        sharpness = round(multiplier / LOG_MULTIPLIER, 6)  # undoes float32 rounding
+        sharpness = round(multiplier / LOG_MULTIPLIER, 6)  # the metadata has the decimal number in float32
         sharpened = {"mscale": sharpness, "mscale_all_dim": sharpness}
         own["rope_parameters"] = values["rope_parameters"] | sharpened
     return own | _router(file, values)

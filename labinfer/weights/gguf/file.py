@@ -1,4 +1,4 @@
-"""GgufFile: metadata and tensor positions of a GGUF file; no torch.
+"""GgufFile: metadata and tensor positions of a GGUF file. Does not import torch.
 
 All sizes are checked against the file size before memory is allocated. Arrays of the metadata, such as a vocabulary, are skipped and
 read on demand. Split files are read as one.
@@ -92,7 +92,7 @@ class GgufFile:
             )
 
     def _check_part(self, part: Path, values: dict[str, Any], index: int, num_parts: int) -> None:
-        """Refuse a file whose metadata says that it is another part, or a part of another model."""
+        """Refuse a file ``part`` whose metadata does not say that it is part ``index`` of ``num_parts`` of this model."""
         if index == 0 and (count := self.get("split.count", int, 1)) > 1 and count != num_parts:
             raise UserError(
                 f"{part} is one of {count} files; give the first of them under the name that ends in -00001-of-{count:05}.gguf"
@@ -126,7 +126,7 @@ class GgufFile:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Integer value of a key; also accepts an array for all layers with equal values.
+        """Integer value of a key. The value may also be an array with a number for each layer, if all are equal.
 
         Raises:
             UserError: the value differs between layers, or is not an integer.

@@ -1,4 +1,4 @@
-"""Forms of GGUF matrices in memory: the quantized values of the blocks, with their scales and minima."""
+"""GgufForm: form in memory of a matrix in a GGUF file, that is, the quantized values of its blocks with scales and minima."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GgufForm:
     """Form in memory (quantized values or floating point) of a matrix of a GGUF file; see ``MatrixForm``.
 
     Args:
-        form: layout of its quantized values; None for floating point.
+        form: form of its quantized values; None for floating point.
     """
 
     def __init__(self, form: QuantLayout | None = None):
@@ -48,7 +48,7 @@ class GgufForm:
 
 
 def make_formats(file: GgufFile, find: Callable[[str], tuple[GgufTensor, int] | None]) -> Formats:
-    """Form in memory of each matrix of a file.
+    """Form in memory of each matrix of a GGUF file.
 
     Args:
         find: returns the tensor of a matrix, and the minimum number of columns that stay adjacent under its column order (0 for all).
@@ -61,7 +61,7 @@ def make_formats(file: GgufFile, find: Callable[[str], tuple[GgufTensor, int] | 
             return GgufForm()
         tensor, run = place
         form = FORMS.get(tensor.type.name)
-        is_split = form is not None and run % form.group  # the column order divides groups
+        is_split = form is not None and run % form.group  # the column order would divide groups
         return GgufForm(None if is_split else form)
 
     return Formats(choose, {"quant_method": "gguf", "types": coded} if coded else None, path=str(file.path))
@@ -76,11 +76,12 @@ def take(numbers_RI: torch.Tensor, columns_I: torch.Tensor) -> torch.Tensor:
 
 
 def put_codes(block_type: BlockType, blocks_RNB: torch.Tensor, columns_I: torch.Tensor, codes: Codes) -> None:
-    """Fill ``codes`` from the GGUF blocks of its rows, with the columns in another order.
+    """Fill ``codes`` from the GGUF blocks of the rows, and put the columns in another order.
 
     Args:
         blocks_RNB: (rows, blocks, bytes) uint8.
-        columns_I: value i of a row of ``codes`` is value ``columns_I[i]`` of that row in ``blocks_RNB``. Values of a group are adjacent in both.
+        columns_I: value i of a row of ``codes`` is value ``columns_I[i]`` of that row in ``blocks_RNB``. The values of a group are
+            adjacent in both orders.
     """
     rows, form = len(blocks_RNB), codes.form
     numbers = decode_numbers(block_type, blocks_RNB.reshape(-1, blocks_RNB.shape[-1]))

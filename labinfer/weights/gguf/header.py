@@ -1,4 +1,4 @@
-"""``Header``: the header of one GGUF file, with its metadata and the positions of its tensors; no torch.
+"""``Header``: the header of one GGUF file, with its metadata and the positions of its tensors. Does not import torch.
 
 All sizes are checked against the file size before memory is allocated.
 """
@@ -35,7 +35,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class GgufTensor:
-    """Position and layout of a tensor in a file."""
+    """Position, type and shape of a tensor in a GGUF file."""
 
     name: str
     file: BinaryIO
@@ -43,12 +43,12 @@ class GgufTensor:
     position: int
     """Offset of the first byte in the file."""
     shape: tuple[int, ...]
-    """Row-major shape: the inputs of a matrix come last, unlike in the file."""
+    """Row-major shape: the inputs of a matrix come last (the file has the reverse order)."""
     type: BlockType
     rows_together: int = 0
     """Number of rows that are contiguous in the file; 0 if all are."""
     pitch: int = 0
-    """Bytes from the first of ``rows_together`` contiguous rows to the first of the next ones."""
+    """Bytes from the start of ``rows_together`` contiguous rows to the start of the next ``rows_together`` rows."""
 
     @property
     def row_bytes(self) -> int:
@@ -56,7 +56,7 @@ class GgufTensor:
         return self.shape[-1] // self.type.size * self.type.num_bytes
 
     def offset(self, row: int) -> int:
-        """Bytes from ``position`` to a row; rows are counted over all leading dimensions."""
+        """Bytes from ``position`` to row ``row``. Rows are counted over all dimensions but the last."""
         number, row = divmod(row, self.rows_together) if self.rows_together else (0, row)
         return number * self.pitch + row * self.row_bytes
 
@@ -72,7 +72,7 @@ class Array:
 
 
 class Header:
-    """Header of a GGUF file.
+    """Header of a GGUF file, read on construction.
 
     Raises:
         UserError: the file cannot be read, or is not a GGUF file.
@@ -178,7 +178,7 @@ class Header:
         return self._buffer[offset : offset + count]
 
     def _fill(self, count: int) -> None:
-        """Fill the buffer with at least ``count`` bytes from the current position of the file."""
+        """Fill the buffer with at least ``count`` bytes from the current position in the file."""
         if count > self._size - self._position:
             raise BrokenFile("it ends too early; download it again")
         self.file.seek(self._position)
@@ -192,7 +192,7 @@ class Header:
         self._position += count
 
     def _skip_texts(self, count: int) -> None:
-        """Skip strings: a vocabulary has hundreds of thousands, which most ranks do not need."""
+        """Skip ``count`` strings without decoding them: a vocabulary has hundreds of thousands, which most ranks do not need."""
         if count > (self._size - self._position) // 8:
             raise BrokenFile("it ends too early; download it again")
         length_at: Callable[[bytes, int], tuple[int]] = struct.Struct("<Q").unpack_from

@@ -1,4 +1,4 @@
-"""Tensors that GGUF files store in two parts (joined on loading), and fused tensors of which halves are read."""
+"""Joined: a tensor that GGUF files store in two parts, joined on loading. halves: the two halves of a fused tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from labinfer.weights.gguf.header import GgufTensor
 
 ReadValues = Callable[[GgufTensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Reads rows and columns of a tensor by index, as float32. Rows are counted over all leading dimensions."""
+"""Reads values of a tensor at given rows and columns (indices), as float32. Rows are counted over all dimensions but the last."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Joined(ABC):
 
     @abstractmethod
     def rows(self, read: ReadValues, begin: int, end: int) -> torch.Tensor:
-        """Rows of the joined tensor: (end - begin, columns) float32."""
+        """Rows ``begin`` to ``end`` of the joined tensor: (end - begin, columns) float32."""
 
 
 class InterleavedColumns(Joined):
-    """Columns of two tensors, interleaved: gate and up of gpt-oss."""
+    """Tensor whose columns alternate between two stored tensors: gate and up of gpt-oss."""
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -46,9 +46,9 @@ class InterleavedColumns(Joined):
 
 
 class Heads(Joined):
-    """For each head, its key rows (stored transposed), then its value rows: DeepSeek's ``kv_b_proj``.
+    """Tensor with, for each head, its key rows (stored transposed) and then its value rows: DeepSeek's ``kv_b_proj``.
 
-    The first part is (heads, inputs, key rows), the second (heads, value rows, inputs).
+    The first stored tensor is (heads, inputs, key rows), the second (heads, value rows, inputs).
 
     Source: ggml-org/llama.cpp, conversion/deepseek.py: ``k_b_proj`` and ``v_b_proj``.
     """
@@ -76,7 +76,7 @@ JOINS: dict[str, type[Joined]] = {"interleaved": InterleavedColumns, "heads": He
 
 
 def halves(tensor: GgufTensor) -> tuple[GgufTensor, GgufTensor] | None:
-    """Halves of every matrix of a stack (along its rows), or of every vector; None if it cannot be halved.
+    """First and second halves of every matrix of a stack (along its rows), or of every vector; None if it cannot be halved.
 
     Args:
         tensor: (count, rows, inputs) or (count, elements).

@@ -1,4 +1,4 @@
-"""GgufModel: a model in a GGUF file, or in several split files; no torch."""
+"""GgufModel: a model in a GGUF file, or in several split files. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ RANK = 4
 
 
 class GgufModel(ModelFiles):
-    """Model in GGUF; see ``ModelFiles``. The path is that of the only or first file.
+    """Model in GGUF; see ``ModelFiles``. The path names the only file, or the first of several.
 
-    A file without ``output.weight`` ties its LM head to the embedding: ``has_head`` is always true, ``has_different_head`` never.
+    A file without ``output.weight`` ties its LM head to the embedding: therefore ``has_head`` is always true and
+    ``has_different_head`` always false.
     """
 
     def config(self) -> dict[str, Any]:
@@ -33,8 +34,8 @@ class GgufModel(ModelFiles):
         return gguf_generation_config(GgufFile(self.path))
 
     def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """Ids of the tokens that end a generation: ``eos_token_id`` of the converted config, which includes the
-        tokenizer's end token."""
+        """Ids of the tokens that end a generation: ``eos_token_id`` of ``gguf_config``, which includes the tokenizer's end
+        token."""
         return tuple(token_id for token_id in config["eos_token_id"] if token_id >= 0)
 
     def pooling(self, config: Mapping[str, Any]) -> PoolingConfig | None:

@@ -1,4 +1,4 @@
-"""Row (or column) orders of matrices in GGUF files that differ from those of the converted checkpoint."""
+"""Orders of rows (or columns) that a matrix has in a GGUF file and not in the Hugging Face checkpoint it was converted from."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 
 class Order(Protocol):
-    """Permutation of rows in a file."""
+    """Permutation of rows (or columns) between a Hugging Face checkpoint and a GGUF file."""
 
     def stored(self, begin: int, end: int) -> torch.Tensor:
-        """Indices in the file of rows ``begin`` to ``end`` of the checkpoint, int64."""
+        """Indices in the GGUF file, int64, of rows ``begin`` to ``end`` of the Hugging Face checkpoint."""
 
 
 @dataclass(frozen=True)
 class RotatedPairs:
-    """Llama's queries and keys: the two rows of a head that RoPE rotates together are adjacent.
+    """Order of Llama's queries and keys: the two rows of a head that rope rotates together are adjacent.
 
-    In the checkpoint they are half a head apart.
+    In the Hugging Face checkpoint the two rows are half a head apart.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py, ``LlamaModel.permute``.
     """
@@ -35,9 +35,10 @@ class RotatedPairs:
 
 @dataclass(frozen=True)
 class TiledHeads:
-    """Value heads of Gated DeltaNet, ordered by their index in a group: first the first value head of every key head, and so on.
+    """Order of Gated DeltaNet's value heads: first the first value head of every key head, then the second of every key head, and
+    so on.
 
-    In the checkpoint the value heads of one key head are adjacent.
+    In the Hugging Face checkpoint the value heads of one key head are adjacent.
 
     Args:
         groups: number of key heads.

@@ -1,4 +1,4 @@
-"""Types of GGUF tensors: values and bytes of a block; no torch.
+"""Types of GGUF tensors: values per block, and bytes per block. Does not import torch.
 
 Source: ggml-org/llama.cpp, ggml/include/ggml.h (``enum ggml_type``) and ggml/src/ggml-common.h (the blocks).
 """
@@ -14,7 +14,7 @@ class BlockType:
 
     name: str
     size: int
-    """Values of a block (consecutive in a row)."""
+    """Number of values of a block; they are consecutive in a row."""
     num_bytes: int
 
 
@@ -34,7 +34,7 @@ TYPES = {
     30: BlockType("BF16", 1, 2),
     39: BlockType("MXFP4", 32, 17),
 }
-"""Supported types, by their numbers in files."""
+"""Supported types, by type number in GGUF files."""
 FLOATS = ("F32", "F16", "BF16")
 OTHERS = {
     9: "Q8_1",
@@ -57,4 +57,4 @@ OTHERS = {
     35: "TQ2_0",
     40: "NVFP4",
 }
-"""GGUF tensor types that are not supported: name by number."""
+"""GGUF tensor types that are not supported: names by type number."""

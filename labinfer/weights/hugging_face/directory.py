@@ -1,4 +1,4 @@
-"""HuggingFaceDirectory: a model directory with ``config.json``, tokenizer files and safetensors; no torch."""
+"""HuggingFaceDirectory: a model directory with ``config.json``, tokenizer files and safetensors. Does not import torch."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class HuggingFaceDirectory(ModelFiles):
         return read_optional(self.path / GENERATION)
 
     def end_ids(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        """Ids of the tokens that end a generation, as in vLLM: ``eos_token_id`` of ``generation_config.json`` (of
-        ``config.json`` if that has none), and the tokenizer's ``eos_token``."""
+        """Ids of the tokens that end a generation, as in vLLM: ``eos_token_id`` of ``generation_config.json`` (else of
+        ``config.json``), and the tokenizer's ``eos_token``."""
         ids = configured_ends(self.generation_config()) or configured_ends(config)
         return tuple(dict.fromkeys([*ids, *tokenizer_end(self.path)]))
 

@@ -1,4 +1,4 @@
-"""End tokens: ids in a config, and the end-of-sequence token of a directory's tokenizer; no torch."""
+"""End tokens: ids in a config, and the end-of-sequence token of a directory's tokenizer. Does not import torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Vocabulary(msgspec.Struct):
 
 
 class TokenizerFile(msgspec.Struct):
-    """Parts of ``tokenizer.json`` in which ids of tokens are looked up."""
+    """Parts of ``tokenizer.json`` that map texts of tokens to their ids."""
 
     added_tokens: list[AddedToken] = []
     model: msgspec.Raw = msgspec.Raw(b"{}")
@@ -44,7 +44,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def tokenizer_end(directory: Path) -> list[int]:
-    """Id of the tokenizer's ``eos_token``; empty if the directory has no tokenizer or the tokenizer no such token.
+    """Id of the tokenizer's ``eos_token``; empty if the directory has no tokenizer or the tokenizer has no such token.
 
     Raises:
         UserError: a tokenizer file is invalid.
@@ -83,7 +83,7 @@ def _find_in_vocabulary(text: str, path: Path) -> list[int]:
 
 def _find_in_pieces(text: str, path: Path) -> list[int]:
     """Id of the piece ``text`` in a ``tokenizer.model``; the model's own end-of-sequence id if ``text`` is empty."""
-    from sentencepiece import SentencePieceProcessor  # imported here, as most checkpoints do not need it
+    from sentencepiece import SentencePieceProcessor  # imported here, as few checkpoints need the library
 
     need_plain_file(path)
     try:

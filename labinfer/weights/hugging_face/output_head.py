@@ -1,4 +1,4 @@
-"""has_different_head: whether a directory's LM head differs from the embedding that the config ties it to."""
+"""has_different_head: whether a directory's LM head differs from the embedding although the config ties the two."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labinfer.weights.tensor_files import TensorFiles
 def has_different_head(directory: Path, names: CheckpointNames) -> bool:
     """Whether a checkpoint directory has an LM head that is not a copy of the embedding.
 
-    Compares both tensors up to the first difference. A quantized LM head counts as different. False if the files cannot be read:
-    loading reports the reason.
+    Compares both tensors up to the first difference. A quantized LM head counts as different. False if the files cannot be read;
+    loading will report why.
     """
     if not has_head(directory):
         return False
@@ -30,7 +30,7 @@ def has_different_head(directory: Path, names: CheckpointNames) -> bool:
     if weight not in checkpoint.names:
         return any(name.startswith(f"{head}.") for name in checkpoint.names)
     if embedding not in checkpoint.names:
-        return False  # loading refuses the checkpoint
+        return False  # loading refuses the checkpoint and says why
     shapes = [checkpoint.shape(name) for name in (weight, embedding)]
     if shapes[0] != shapes[1] or not checkpoint.dtype(weight).is_floating_point:
         return True

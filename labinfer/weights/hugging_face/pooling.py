@@ -1,4 +1,4 @@
-"""Pooling of an embedding model, from the files of sentence-transformers; no torch.
+"""Pooling of an embedding model, from the files of sentence-transformers. Does not import torch.
 
 Source: sentence-transformers 6.2, ``modules.json`` and the ``config.json`` of its ``Pooling`` module.
 """
@@ -21,9 +21,9 @@ NEUTRAL = (
     (0, "sentence_bert_config.json", "do_lower_case", False),
     (2, "config.json", "module_input_name", "sentence_embedding"),
 )
-"""Index of a module, its file, and a key that is supported with one value only."""
+"""Keys of which one value is supported: for each, the index of the module, the name of its file, the key and the value."""
 MODES = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
-"""Supported modes of sentence-transformers, and their names in ``plan.POOLINGS``."""
+"""Names in ``plan.POOLINGS`` of the supported pooling modes of sentence-transformers."""
 OLD_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -32,7 +32,8 @@ OLD_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Keys of sentence-transformers before 5.4, in the order in which the vectors of several modes are concatenated."""
+"""Flags of pooling modes in files of sentence-transformers before 5.4, in the order in which vectors of several modes are
+concatenated."""
 
 
 def read_pooling(model: Path) -> PoolingConfig | None:

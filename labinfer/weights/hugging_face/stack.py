@@ -1,4 +1,4 @@
-"""``StackReader``: reads one expert's projection from tensors that hold those of all experts."""
+"""``StackReader``: reads one expert's matrix from tensors that hold the matrices of all experts of a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 
 def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
-    """Possible names of the tensor in a stack that takes the place of a single matrix's tensor with ``suffix``.
+    """Possible names of the tensor of a stack that has, for all experts, what the tensor with ``suffix`` has for one matrix.
 
     The weights of stack ``experts.down_proj`` are in ``experts.down_proj`` or ``experts.down_proj.weight``; its scales
     have ``_scale_inv`` or ``.weight_scale_inv`` after ``experts.down_proj``.
@@ -24,8 +24,8 @@ def stacked_names(stack: str, suffix: str) -> tuple[str, ...]:
 class StackReader(TensorReader):
     """``TensorReader`` that presents one matrix of a stack as if it had its own tensors, named after the stack.
 
-    The leading dimension of a stack's tensor is the expert. If the stack fuses several projections into one matrix,
-    their rows are concatenated along the next dimension; if that has size 1, all projections share its entry.
+    The leading dimension of a stack's tensor is the expert. If the stack fuses several projections into one matrix, their rows are
+    concatenated along the next dimension; if the next dimension has size 1, all projections share its entry.
 
     Args:
         tensors: reader of the checkpoint.
@@ -41,7 +41,7 @@ class StackReader(TensorReader):
         return self._tensors.functions
 
     def stored_name(self, name: str) -> str:
-        """Checkpoint name of a tensor; the shortest candidate if none exists."""
+        """Name in the checkpoint of a stack's tensor: the first of ``stacked_names`` that exists, else the shortest."""
         names = stacked_names(self._stack.name, name.removeprefix(f"{self._stack.name}."))
         return next((stored for stored in names if self._tensors.shape(stored) is not None), names[1])
 
@@ -69,8 +69,8 @@ class StackReader(TensorReader):
     def _place(
         self, name: str, shape: tuple[int, ...], ranges: tuple[Range, ...]
     ) -> tuple[str, tuple[int, ...], tuple[Range, ...]]:
-        """Name and shape of the stack's tensor, and the ranges in it, for ``ranges`` of this matrix's tensor ``name``
-        of ``shape``."""
+        """Where to read ``ranges`` of this matrix's tensor ``name`` of ``shape``: name and shape of the stack's tensor, and ranges
+        in it."""
         name, index = self.stored_name(name), self._stack.index
         stack_shape = self._stack_shape(name, shape)
         ranges = ranges or tuple((0, size) for size in shape[:1])
@@ -80,15 +80,15 @@ class StackReader(TensorReader):
         return name, stack_shape, ((index, index + 1), *ranges)
 
     def _own_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of one projection's part of a stack's tensor."""
+        """Shape of this projection's part of a stack's tensor, whose shape is ``stored``."""
         _, *own = stored
         if own and own[0] > 1 and own[0] % self._parts == 0:
             own[0] //= self._parts
         return tuple(own)
 
     def _stack_shape(self, stored_name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the tensor ``stored_name`` if one projection's part has ``shape``: the actual shape if it agrees,
-        else the expected one."""
+        """Expected shape of the stack's tensor ``stored_name`` if this projection's part of it has ``shape``. If the checkpoint's
+        shape is consistent with that, it is returned."""
         count, stored = self._stack.shape[0], self._tensors.shape(stored_name)
         if stored is not None and stored[0] == count and self._own_shape(stored) == shape:
             return stored

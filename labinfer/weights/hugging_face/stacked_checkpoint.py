@@ -25,8 +25,8 @@ class StackedCheckpoint(Checkpoint):
         super().__init__(directory, formats)
 
     def source(self, part: MatrixSlice) -> tuple[Format, TensorReader, MatrixSlice]:
-        """Format of a matrix, the reader of its tensors, and the slice with its name for that reader; from the stack if
-        the files have it.
+        """Format of a matrix, the reader of its tensors, and the slice under the name by which this reader knows the matrix. If the
+        files have the matrix's stack, the reader reads from it.
 
         Raises:
             UserError: a stack is quantized, but the config does not say how.
@@ -36,7 +36,7 @@ class StackedCheckpoint(Checkpoint):
             return chosen, self, part
         stack, tensors = part.stack.name, StackReader(self, part)
         weight = self._tensors.get(tensors.stored_name(f"{stack}.weight"))
-        if part.stack.is_transposed:  # only these two formats support interleaved rows
+        if part.stack.is_transposed:  # no other format supports alternating rows of two projections
             if weight is not None and weight.dtype in PLAIN:
                 return TransposedFormat(), self, part
             if isinstance(chosen, Mxfp4Format):
@@ -56,13 +56,13 @@ class StackedCheckpoint(Checkpoint):
         return chosen, tensors, replace(part, name=stack)
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
-        """Names of the tensors from which a slice may be read: its own, and those of its stack."""
+        """Names of the tensors from which a slice may be read: its own tensors, and for a matrix those of its stack."""
         names = super().tensor_names(part)
         is_stacked = isinstance(part, MatrixSlice) and part.stack is not None
         return (*names, *self._stacked_names(part)) if is_stacked else names
 
     def _stacked_names(self, part: MatrixSlice) -> tuple[str, ...]:
-        """Names of the tensors of a matrix's stack. All matrices of a stack have one format."""
+        """Names of the tensors of a matrix's stack. The format of the matrix is also that of its stack."""
         stack = part.stack.name
         if stack not in self._names_of_stacks:
             own = self._formats(part.name).tensor_names(part.name)

@@ -1,4 +1,4 @@
-"""has_head: whether a checkpoint directory has an LM head, by its tensor names; no torch."""
+"""has_head: whether a checkpoint directory has an LM head, by its tensor names. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labinfer.weights.json_file import need_plain_file, read_json
 
 
 def has_head(directory: Path) -> bool:
-    """Whether a checkpoint has its own LM head. True if its files cannot be read: loading reports the reason."""
+    """Whether a checkpoint has an LM head of its own. True if its files cannot be read; loading will report why."""
     try:
         return any(re.search(r"(?:^|\.)lm_head\.", name) for name in _tensor_names(directory))
     except (UserError, OSError, ValueError, RecursionError):
