@@ -244,7 +244,7 @@ class CacheOptions:
 
     @property
     def tokens_per_block(self) -> int:
-        """Tokens per KV block: ``block_size``, or 16 if it is 0. A launch replaces 0 by the size that its devices prefer."""
+        """Tokens per KV block: ``block_size``, or 16 if ``block_size`` is 0. A launch replaces 0 by the size that its devices prefer."""
         return self.block_size or 16
 
 

@@ -55,7 +55,7 @@ class BrokenConnection(RuntimeError):
 
 
 class FilesChanged(RuntimeError):
-    """A model file changed while it was loaded. The next start reads it again."""
+    """A model file changed while it was loaded. The next start reads the file again."""
 
 
 class Interrupted(Exception):

@@ -57,7 +57,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         return pooling
 
     def finish(self, outputs: list[EmbeddingOutput], normalize: bool | None) -> list[EmbeddingOutput]:
-        """Scale the vectors of ``outputs`` to length 1, if the request or else the model's default asks for it.
+        """Scale the vectors of ``outputs`` to length 1, if the request asks for that, or if the request does not say and the model's default asks for it.
 
         Args:
             normalize: choice of the request; None for the model's default.

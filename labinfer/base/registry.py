@@ -145,7 +145,7 @@ class Registry:
             self._origin = before
 
     def _check(self, kind: str, name: str, part: Any, details: dict[str, Any]) -> None:
-        """Check a part against the contract of its kind, as far as code can.
+        """Check those rules of a kind's contract that code can check for ``part``.
 
         Raises:
             UserError: the part breaks a rule of the contract.

@@ -190,7 +190,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens: Annotated[int, Bounds(1, MAX_COUNT, f"at least 1 (and at most {MAX_COUNT})")] = 128
     """Maximum number of output tokens."""
     min_tokens: Count = 0
-    """Minimum number of output tokens: before it, neither a stop string nor a stop token ends the answer."""
+    """Minimum number of output tokens: a shorter answer does not end at a stop string or stop token."""
     temperature: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Divisor of the logits; 0 is greedy, as is any value below ``GREEDY_BELOW``."""
     top_p: Share = 1.0
@@ -246,8 +246,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """When beam search ends: once it has as many finished answers as beams (true), once the best unfinished beam is
     unlikely to beat them (false), or once it cannot beat them ("never")."""
     max_context_len: Count = 0
-    """Maximum number of tokens of prompt and answer together; with ``--context-shift``, of those in the context at one
-    time. 0 for the model's context length."""
+    """Maximum number of tokens of prompt and answer together; with ``--context-shift``, of tokens in the context at one time. 0 for
+    the model's context length."""
     logprobs: NumLogprobs | None = None
     """Number of likeliest tokens whose log-probabilities are returned in addition to the sampled token's, before any
     logits processor; None for no log-probabilities."""

@@ -1,4 +1,4 @@
-"""RoutedCommunicator: messages between accelerators of one type over their library, all others through host memory."""
+"""RoutedCommunicator: messages between accelerators of one type over the library of these accelerators, all other messages through host memory."""
 
 from __future__ import annotations
 

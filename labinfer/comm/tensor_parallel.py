@@ -33,7 +33,7 @@ class TensorParallelCommunicator:
         return self._comm.all_gather(tensor)
 
     def share(self, numbers: Sequence[int] | None, count: int) -> list[int]:
-        """Broadcast ``count`` numbers of the first rank to all ranks; ``numbers`` of other ranks are ignored."""
+        """Broadcast ``count`` numbers of the first rank to all ranks. The argument ``numbers`` of other ranks is ignored."""
         if self.size == 1 or not count:
             return list(numbers or ())
         mine = torch.tensor(numbers if self.rank == 0 else [0] * count, dtype=torch.int64)

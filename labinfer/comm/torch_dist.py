@@ -118,7 +118,7 @@ class TorchCommunicator(Communicator):
         return self._device.type
 
     def _reachable(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor if the backend can access it, otherwise a copy on the backend's device."""
+        """``tensor`` if the backend can access its memory, otherwise a copy on the backend's device."""
         return tensor if tensor.device.type == self._device.type else tensor.to(self._device)
 
     def isend(self, tensor: torch.Tensor, dest: int) -> Handle:

@@ -127,8 +127,8 @@ class BeamForks:
         self._tables, self._queues, self._withdraw = scheduler.tables, scheduler.queues, scheduler.withdraw
 
     def advance(self, group: BeamGroup) -> bool:
-        """Continue each beam with its best child. Its other children replace beams without children, and share its
-        blocks. Returns whether there are any children."""
+        """Continue each beam with its best child. A beam's other children replace beams without children, and share the blocks of
+        their parent. Returns whether any beam has children."""
         children = group.next_beams()
         if not children:
             return False

@@ -67,7 +67,7 @@ class BlockManager:
         return num_blocks * self.block_size
 
     def partial_block(self, num_tokens: int) -> int | None:
-        """Index of the last block of ``num_tokens`` tokens if it is partially filled; None if it is full."""
+        """Index of the last block of ``num_tokens`` tokens if that block is partially filled; None if it is full."""
         index, num_inside = divmod(num_tokens, self.block_size)
         return index if num_inside else None
 

@@ -117,7 +117,7 @@ class SequenceCache(BlockTable):
     windowed: BlockTable = field(default_factory=BlockTable)
     """Block table of the sliding-window layers, if they have separate blocks; see ``WindowedBlocks``."""
     keeps_windows: bool = False
-    """Whether ``windowed`` keeps all its blocks until the sequence ends, as context shifts move tokens back into it."""
+    """Whether ``windowed`` keeps all its blocks until the sequence ends, as context shifts move tokens back into the window."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of the sequence's leading full blocks, computed on demand; see ``BlockManager.extend_chain``."""
     num_registered: int = 0

@@ -56,7 +56,7 @@ class BlockTables:
 
     @property
     def free_fraction(self) -> float:
-        """Fraction of free or evictable blocks, in the group of layers where it is smallest."""
+        """Smallest fraction of free or evictable blocks over all groups of layers."""
         return min(group.blocks.num_free / max(1, group.blocks.num_blocks) for group in self._groups)
 
     @property
@@ -139,7 +139,7 @@ class BlockTables:
         return True
 
     def reuse_newly_cached(self, cache: SequenceCache, token_ids: Sequence[int], num_tokens: int) -> int:
-        """Share blocks cached by other sequences since this one was admitted. Returns how many tokens need not be run.
+        """Share blocks that other sequences have cached since the sequence of ``cache`` was admitted. Returns how many tokens need not be run.
 
         Args:
             num_tokens: number of the sequence's tokens that have blocks; the last token is always run.
@@ -199,7 +199,7 @@ class BlockTables:
         return self.blocks.tokens_in(self.blocks.blocks_for(self.states.interval))
 
     def _take_state(self, cache: SequenceCache, digest: bytes | None) -> None:
-        """Allocate a state slot, and restore the swapped-out state or the snapshot of ``digest`` into it, if there is one."""
+        """Allocate a state slot, and restore the swapped-out state or the snapshot of ``digest`` into that slot, if either exists."""
         taken = self.states.take(digest)
         assert taken is not None, "there is no slot"
         cache.state_slot, snapshot = taken

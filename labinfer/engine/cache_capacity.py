@@ -11,7 +11,7 @@ STATES_EACH = 2
 STATE_FRACTION = 0.5
 """Maximum fraction of the cache memory for recurrent states."""
 WINDOWS_EACH = 2
-"""Windows per running sequence for which window blocks are useful: its own, and one cached for other sequences."""
+"""Windows per running sequence for which window blocks are useful: the sequence's own, and one cached for other sequences."""
 BLOCKS_TO_WINDOW_BLOCK = 4
 """Full-attention blocks per window block, if memory is short. With this ratio, sequences of four window lengths exhaust
 both pools together."""
@@ -139,7 +139,7 @@ class CacheRoom:
 
     @classmethod
     def sum(cls, rooms: Iterable[CacheRoom]) -> CacheRoom:
-        """Sum the memory of ranks that share it."""
+        """Sum ``rooms``, of ranks that share one memory."""
         return sum_fields(cls, rooms)
 
     def num_states(self, max_num_seqs: int) -> int:

@@ -32,8 +32,8 @@ LEAST_GAIN = 1.1
 """Minimum predicted speed-up of drafting (tokens per second, relative to no drafts); above 1, as predictions are inexact."""
 
 ShapeSeconds = Callable[[int, int], float]
-"""``(num_micro_batches, num_drafted)`` → predicted seconds of a round (one step of every micro-batch) with
-``num_drafted`` drafted tokens beyond those in flight."""
+"""``(num_micro_batches, num_drafted)`` → predicted seconds of a round (one step of every micro-batch) with ``num_drafted`` more
+drafted tokens than are in flight."""
 StepSeconds = Callable[[int], float]
 """``rows`` → predicted seconds until the result of a step with ``rows`` tokens returns."""
 
@@ -87,7 +87,7 @@ class DraftLengths:
     def choose(
         self, limits: dict[Sequence, int], num_others: int, seconds: StepSeconds, num_micro_batches: int = 1
     ) -> dict[Sequence, int]:
-        """Choose the draft length of each sequence, at most that of ``limits``. Sequences without a draft are left out.
+        """Choose the draft length of each sequence, at most ``limits[sequence]``. Sequences without a draft are left out.
 
         Args:
             num_others: number of the step's tokens besides one token of each sequence in ``limits``.

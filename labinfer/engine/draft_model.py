@@ -183,7 +183,7 @@ class DraftModelProposer:
         return self._step(chunks) if chunks else []
 
     def _step(self, chunks: list[tuple[Draft, list[int]]]) -> list[Draft]:
-        """Run the tokens of ``chunks``, and sample the next token of each sequence that is complete with them. Returns
+        """Run the tokens of ``chunks``, and sample the next token of each sequence all of whose tokens have then run. Returns
         the drafts to continue."""
         starts, entries = [], []
         for draft, tokens in chunks:

@@ -309,7 +309,7 @@ class Drafts(Speculation):
         self._last_result = None
 
     def _take_blocks(self, sequence: Sequence, count: int, num_chosen: int) -> bool:
-        """Allocate blocks for ``count`` drafted tokens after the ``num_chosen`` scheduled ones, and save the state.
+        """Allocate blocks for ``count`` drafted tokens after the ``num_chosen`` scheduled tokens, and save the state.
         Returns whether there is room."""
         cache = sequence.cache
         if not count or self._tables.draft_limit(cache) == 0 or not self._tables.reserve(cache, count):

@@ -33,7 +33,7 @@ class Eviction:
         raise NotImplementedError
 
     def forget(self, block: int) -> None:
-        """Note that the tokens of ``block``, which is not evictable, are no longer cached: the sequence that has it overwrites them."""
+        """Note that the tokens of ``block``, which is not evictable, are no longer cached: the sequence that references the block overwrites them."""
 
 
 class LRU(Eviction):

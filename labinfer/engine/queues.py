@@ -127,7 +127,7 @@ class RequestQueues:
             running_of_user[user] += 1
 
     def victim(self, sequence: Sequence, chosen: Collection[Sequence]) -> Sequence | None:
-        """The idle sequence (not in flight, not ``chosen``) with the largest sort key, if it is larger than that of ``sequence``."""
+        """The idle sequence (not in flight, not ``chosen``) with the largest sort key, if that key is larger than the key of ``sequence``."""
         key = self._sort_key(sequence)
         for victim in reversed(self.running):
             if self._sort_key(victim) <= key:

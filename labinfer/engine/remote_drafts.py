@@ -32,7 +32,7 @@ class DraftChannel(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class AskedSequence:
-    """A sequence for which drafts were requested, so that the drafting rank keeps its tokens."""
+    """A sequence for which drafts were requested, and whose tokens the drafting rank therefore keeps."""
 
     sequence: Sequence
     num_certain: int = 0
@@ -41,7 +41,7 @@ class AskedSequence:
     """Assumed continuation of the verified tokens: unverified tokens, the draft in use, and newly drafted tokens."""
 
     def draft(self) -> list[int]:
-        """Drafted tokens after the sequence's present tokens; empty if these differ from the assumed continuation."""
+        """Drafted tokens after the sequence's present tokens; empty if the present tokens differ from the assumed continuation."""
         since = self.sequence.token_ids[self.num_certain :]
         return self.ahead[len(since) :] if self.ahead[: len(since)] == since else []
 

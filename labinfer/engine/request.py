@@ -89,9 +89,9 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the prompt, if requested; sent with the first answer's first token."""
     beams: list[FinishedBeam] = []
-    """Answers of a beam search, best first; sent at its end."""
+    """Answers of a beam search, best first; sent at the end of the search."""
     embedding: list[float] | None = None
-    """Vector of a pooled request; sent at its end."""
+    """Vector of a pooled request; sent at the end of the request."""
     num_drafted: int = 0
     """Drafted tokens that were verified since the last update."""
     num_accepted: int = 0

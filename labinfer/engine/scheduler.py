@@ -86,7 +86,7 @@ class Scheduler:
         self.drafts = drafts
         self.counts = drafts.counts
         """Counters since the start: preemptions, swaps (preemptions by swapping), looked_up (tokens of admitted
-        sequences), found (those of them in the prefix cache), and those of ``drafts``."""
+        sequences), found (looked-up tokens that the prefix cache had), and the counters of ``drafts``."""
 
     @property
     def tables(self) -> BlockTables:
@@ -215,7 +215,7 @@ class Scheduler:
         return finished
 
     def check_integrity(self) -> None:
-        """Assert that the blocks in use are exactly those of running and of swapped-out sequences."""
+        """Assert that the blocks in use are exactly the blocks of running and of swapped-out sequences."""
         self._tables.check_integrity(sequence.cache for sequence in [*self.running, *self.waiting])
 
     def describe(self, plan: BatchPlan) -> str:

@@ -331,7 +331,7 @@ class SequenceGroup(Protocol):
         """Store a member's result. Returns whether all members have one."""
 
     def advance(self) -> FinishReason | None:
-        """Append a token to each member, where some may become copies of others. Returns the finish reason once the group ends."""
+        """Append a token to each member; a member may first become a copy of another member. Returns the finish reason once the group ends."""
 
 
 def token_sampling(request: Request, choice: int, ends: list[int]) -> TokenSampling:

@@ -28,7 +28,7 @@ class Speculation:
         num_micro_batches: int,
         num_in_flight: int,
     ) -> None:
-        """Add drafted tokens to a micro-batch. Called for each one, once all other tokens are chosen.
+        """Add drafted tokens to a micro-batch. Called for each micro-batch, once all other tokens are chosen.
 
         Args:
             chosen: sequence → number of tokens to run; increased by the drafted tokens.
@@ -41,7 +41,7 @@ class Speculation:
         """
 
     def record_round(self, plan: BatchPlan, sequences: list[Sequence], num_in_flight: int) -> None:
-        """Note that a micro-batch has returned its result. Called once for each one.
+        """Note that a micro-batch has returned its result. Called once for each micro-batch.
 
         Args:
             sequences: sequences of the plan's entries.

@@ -56,7 +56,7 @@ class Timing(msgspec.Struct, frozen=True):
     seconds: list[float]
     """Minimum time in seconds for each bucket."""
     medians: list[float]
-    """Median times in seconds: larger than the minimum if other processes took cores or memory bandwidth."""
+    """Median times in seconds: larger than ``seconds`` if other processes took cores or memory bandwidth."""
     starts: int = 1
     """Number of program starts whose times are merged here."""
 
@@ -112,7 +112,7 @@ def benchmark(
     dropout_ratio: float = DROPOUT_RATIO,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each call per round. Calls alternate, so that a disturbance hits all of them; the first round is a warm-up.
+    """Seconds of each repetition of each call. Calls alternate, so that a disturbance hits all of them; the first repetition is a warm-up.
 
     Args:
         finish: waits until the device has finished.
@@ -252,7 +252,7 @@ def read_times(path: Path, calls: RankCalls) -> Times | None:
 
 
 def write_times(path: Path, times: Times) -> None:
-    """Write the file atomically, so that several processes may write it concurrently.
+    """Write ``times`` to a cache file atomically, so that several processes may write it concurrently.
 
     Raises:
         OSError: it cannot be written.

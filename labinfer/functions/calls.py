@@ -81,7 +81,7 @@ class CallSetting:
         return LayerCache.zeros(*sizes, self.kv_dtype, device=self.device, tiled=self.tiled_cache)
 
     def batch(self, counts: Sequence[int]) -> AttentionBatch:
-        """A batch in which sequence i has ``counts[i]`` new tokens after ``CONTEXT`` cached ones."""
+        """A batch in which sequence i has ``counts[i]`` new tokens after ``CONTEXT`` cached tokens."""
         lengths, blocks = [CONTEXT + count for count in counts], itertools.count()
         tables = [list(itertools.islice(blocks, self.blocks_for(length))) for length in lengths]
         return AttentionBatch.build([0, *itertools.accumulate(counts)], lengths, tables, self.device)

@@ -106,7 +106,7 @@ class CaptureCase:
 
     @torch.inference_mode()
     def run(self) -> Finding:
-        """Capture a step, replay it as the next step, and compare the results of both with those of the uncaptured calls."""
+        """Capture a step, replay it as the next step, and compare the results of both with the results of uncaptured calls."""
         try:
             functions = self.select()
             setting = replace(self.setting, tiled_cache=functions.tiled_cache)

@@ -16,7 +16,7 @@ from labinfer.weights.codes import Codes
 
 
 class PackCodes(Protocol):
-    """Convert quantized weights of a checkpoint to the layout that ``Linear`` reads, without quantizing them again."""
+    """Convert quantized weights of a checkpoint to the weight layout that ``Linear`` reads, without quantizing them again."""
 
     def __call__(self, codes: Codes, dtype: torch.dtype) -> PackedWeight:
         """Pack ``codes`` as a matrix (outputs, inputs) of ``dtype``; may take over the memory of ``codes``.

@@ -41,7 +41,7 @@ class MatrixFunctions:
     """Key of ``linear`` in a ``Choice``, such as ``layer.linear``."""
     quantization: str
     pack_codes: Callable | None = None
-    """Packs a checkpoint's quantized weights; None if this layout does not support them."""
+    """Packs a checkpoint's quantized weights; None if the weight layout does not support them."""
     packing: str = ""
     """Name of the packing implementation, its layout and quantization."""
 
@@ -75,7 +75,7 @@ class Functions:
     rotate_and_write: RotateAndWrite
     paged_attention: PagedAttention
     tiled_cache: bool = False
-    """Whether ``rotate_and_write`` and ``paged_attention`` are fastest with a tiled KV cache; every implementation takes both layouts."""
+    """Whether ``rotate_and_write`` and ``paged_attention`` are fastest with a tiled KV cache; every implementation also takes a KV cache without tiles."""
     argmax: Argmax
     sample: Sample
     route: Callable

@@ -91,7 +91,7 @@ class QuantizedWeight:
     group: int = 0
     """Group size: inputs that share a scale; 0 for all inputs of an output."""
     lead: int = 0
-    """Padding inputs before the first one: the rank's slice begins inside a group, and the group is held from its start."""
+    """Padding inputs before the first one: the rank's shard begins inside a group, and the group is held from its start."""
     zeros: torch.Tensor | None = None
     """Zero points of the groups; empty if interleaved with ``data``, None if every zero point is the middle code."""
     minima: torch.Tensor | None = None

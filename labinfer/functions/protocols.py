@@ -46,7 +46,7 @@ class Embedding(Protocol):
     """Token embedding from this rank's slice of the vocabulary."""
 
     def __call__(self, token_ids_T: torch.Tensor, table: PackedWeight, first: int) -> torch.Tensor:
-        """(T,) int64 → (T, D) in the table's dtype. The slice begins at id ``first``; ids outside of it give zeros."""
+        """(T,) int64 → (T, D) in the table's dtype. The rank's slice begins at id ``first``; ids outside of it give zeros."""
 
 
 class AddRMSNorm(Protocol):

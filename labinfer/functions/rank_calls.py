@@ -16,7 +16,7 @@ from labinfer.functions.registry import Choice, FunctionRegistry, Implementation
 PACKERS = {"linear": "pack_weight", "experts": "make_experts"}
 """Function → the function that packs its weights."""
 MOST_CALLS = 16
-"""Number of calls that are timed together for a target (see ``Choice``). More are timed only if more of them are distinct."""
+"""Number of calls that are timed together for a target (see ``Choice``). More calls are timed only if more calls are distinct."""
 SET_BYTES = 16 * 2**20
 """Bytes to which the weights of a target's calls are cut, so that timing takes equally long for models of any size."""
 ROTATED_BYTES = 128 * 2**20

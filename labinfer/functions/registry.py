@@ -71,8 +71,8 @@ class Implementation:
     quantization: str = "none"
     """Quantization of the weights that it packs or reads."""
     layout: str = "plain"
-    """Layout of the weights that it packs or reads: implementations of one layout are interchangeable. For a function of the KV cache, the
-    layout that it reads fastest."""
+    """Layout of the weights that it packs or reads: implementations of one layout are interchangeable. For a function of the KV
+    cache, the cache layout that it reads fastest."""
     weights: Literal["plain", "packed12"] = "plain"
     """Storage of bfloat16 matrices, for a function that packs or reads them."""
     autotuned: bool = True
@@ -183,7 +183,7 @@ class FunctionRegistry:
         def layout_candidates(
             functions: Sequence[str], target: str, own: str, is_named: bool
         ) -> dict[str, dict[str, Implementation]]:
-            """Candidates of ``functions``, all with one layout: that of the function after the dot in ``target`` (``linear``)."""
+            """Candidates of ``functions``, all with one weight layout: the layout of the function after the dot in ``target`` (``linear``)."""
             allowed = overrides
             if not is_named:  # an override for other weights may not exist for this quantization
                 allowed = {
@@ -347,7 +347,7 @@ def layout_group(function: str) -> tuple[str, ...]:
 def _matching_layout(
     known: Mapping[str, Mapping[str, Implementation]], reader: str, names: Sequence[str]
 ) -> dict[str, dict[str, Implementation]]:
-    """Candidates of one layout: that of the first of ``names`` among the candidates of ``reader``, else of its preferred candidate."""
+    """Candidates of one weight layout: the layout of the first candidate of ``reader`` in ``names``, else of the preferred candidate of ``reader``."""
     readers = known[reader]
     layout = next(readers[name] for name in (*names, *reversed(readers)) if name in readers).layout
     return {

@@ -24,7 +24,7 @@ class StackedMatrix:
         self.weight: PackedWeight | None = None
         """Stacked matrices of all experts; None before the first ``put``."""
         self.global_scales_E: torch.Tensor | None = None
-        """``QuantizedWeight.global_scale`` of each expert, float32; None for other weights."""
+        """``QuantizedWeight.global_scale`` of each expert, float32; None for weights that are not quantized."""
 
     def put(self, index: int, weight: PackedWeight) -> PackedWeight:
         """Copy the matrix of expert ``index`` into the stack. Returns the copy, whose tensors are views of the stack."""

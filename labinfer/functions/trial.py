@@ -127,7 +127,7 @@ class TrialSetting(CallSetting):
         return table[position // self.block_size] * self.block_size + position % self.block_size
 
     def _written_slots(self, batch: AttentionBatch, window: int) -> torch.Tensor:
-        """Slots that may be read: those of the batch's sequences, from the first block that a new token attends to."""
+        """Slots that may be read: slots of the batch's sequences, from the first block that a new token attends to."""
         slots = []
         for index, length in enumerate(batch.context_lens):
             table = batch.tables_N[batch.table_ptr[index] : batch.table_ptr[index + 1]].tolist()
@@ -175,7 +175,7 @@ class TrialCase:
 
 
 def is_tried(item: Implementation, device: torch.device) -> bool:
-    """Whether an implementation is tried before a run uses it: true for those of plugins and of accelerators. The CPU kernels that
+    """Whether an implementation is tried before a run uses it: true for implementations of plugins and of accelerators. The CPU kernels that
     LABInfer ships have unit tests instead."""
     return bool(item.plugin) or bool(item.devices) and device.type != "cpu"
 

@@ -168,7 +168,7 @@ def _make_activations(group: RankGroup, links: Mapping[str, Sequence[int]]) -> C
 def _share_messages(
     group: RankGroup, layout: Layout, machine: Communicator, ranks: Sequence[int], comms: list[Communicator]
 ) -> list[Communicator]:
-    """Send messages between ranks of this machine through shared memory, if all of them compute on CPUs; collective over ``ranks``.
+    """Send messages between ranks of this machine through shared memory, if all ranks of the machine compute on CPUs; collective over ``ranks``.
 
     Args:
         ranks: placed ranks of the machine.

@@ -84,7 +84,7 @@ def share_cores(
 def _exchange_cores(
     group: RankGroup, machine: Communicator, layout: Layout, place: Place, compiled: ctypes.CDLL | None
 ) -> list[SharedCore]:
-    """Cores of the other stages' ranks, with their idle flags; empty if one of the ranks cannot share. Sets this rank's ``on_wait``."""
+    """Cores of the other stages' ranks, with their idle flags; empty if any rank of the machine cannot share cores. Sets this rank's ``on_wait``."""
     flags, group.progress.on_wait = group.progress.on_wait, None
     everyone, topology = group.everyone, layout.topology
     ranks = [rank for rank in group.ranks if everyone[rank].node == everyone[group.rank].node]

@@ -98,7 +98,7 @@ class LoadedDraftModel:
 
     @property
     def place(self) -> Place:
-        """Place of this rank in the draft model's layout: the only place there."""
+        """Place of this rank in the draft model's layout, which has a single place."""
         return self.layout.topology.place(0)
 
     @property

@@ -77,7 +77,7 @@ class DraftRank:
 def build_spare_rank(
     group: RankGroup, options: EngineOptions, layout: Layout, comms: Communicators
 ) -> DraftRank | None:
-    """Build a spare rank: with the draft model, or None if it has none. Collective over the spare ranks.
+    """Build a spare rank: a ``DraftRank`` if it holds the draft model, else None. Collective over the spare ranks.
 
     Raises:
         UserError: see ``build_draft_rank``.

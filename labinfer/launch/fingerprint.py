@@ -170,7 +170,7 @@ def _by_layer(layers: Iterable[tuple[int, int]], values: list[str]) -> str:
 
 
 def _answering_plugins() -> list[str]:
-    """Plugins that decide what layers compute or change logits; not those that only schedule, print or record."""
+    """Plugins that decide what layers compute or change logits; not plugins that only schedule, print or record."""
     changing = {entry.origin for entry in REGISTRY.plugged_in(PROCESSOR).values()}
     processors = {f"{source.name}@{source.digest}" for source in PLUGINS.loaded if source.name in changing}
     return sorted(processors | {*PLUGINS.computing_code()})

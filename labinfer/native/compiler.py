@@ -43,7 +43,7 @@ PREBUILT_FLAGS = ("-static-libstdc++", "-Wl,--exclude-libs,ALL,--gc-sections", "
 TIME_LIMIT = 600
 """Timeout of one compilation in seconds."""
 WAIT_LIMIT = 1200
-"""Time in seconds that a process waits for another one that compiles the library, before it compiles the library itself."""
+"""Time in seconds that a process waits for another process to compile the library, before it compiles the library itself."""
 REPORT_SECONDS = 0.2
 """Seconds between two progress reports of a compilation."""
 
@@ -337,7 +337,7 @@ def processor() -> str:
 
 
 def c_library() -> str:
-    """Name and version of the C library, such as "glibc 2.36"; empty if it does not tell them."""
+    """Name and version of the C library, such as "glibc 2.36"; empty if the library does not report them."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):

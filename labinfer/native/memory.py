@@ -1,4 +1,4 @@
-"""Huge pages: request them for memory, and count them."""
+"""Huge pages: requests for memory in huge pages, and the number of bytes in them."""
 
 from __future__ import annotations
 

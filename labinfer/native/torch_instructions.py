@@ -24,7 +24,7 @@ def _torch_library() -> ctypes.CDLL | None:
 
 def mkl_branch() -> int | None:
     """Number of the branch of MKL's code; None if torch was built without MKL. The first call, or MKL's first
-    computation, decides it for the process."""
+    computation, decides the branch for the process."""
     get = getattr(_torch_library(), "mkl_serv_cbwr_get", None)
     return None if get is None else get(_BRANCH)
 

@@ -26,7 +26,7 @@ class HostCopies:
         return parts
 
     def move(self, pairs: Pairs, source: torch.Tensor, dest: torch.Tensor) -> None:
-        """Copy slices ``source`` of each pair's first pool to slices ``dest`` of its second. Both index tensors are in host memory."""
+        """Copy slices ``source`` of each pair's first pool to slices ``dest`` of the second pool. Both index tensors are in host memory."""
         if len(dest) == 1:  # no temporary copy: a state is large
             for pool, given in pairs:
                 given[dest[0]].copy_(pool[source[0]])

@@ -35,7 +35,7 @@ class IndexBuffer:
 
     @torch.inference_mode()
     def fill(self, **parts: Iterable[list[int]]) -> dict[str, torch.Tensor]:
-        """Return a tensor for each named part, which concatenates its lists."""
+        """Return a tensor for each named part: the concatenation of the part's lists."""
         staged, sizes = array("q"), []
         for lists in parts.values():
             begin = len(staged)

@@ -17,7 +17,7 @@ from labinfer.worker.logits_processors.processor import LogitsProcessor, Sampled
 
 NEVER = float("-inf")
 UNLIKELY = -1e30
-"""Logit that replaces -inf of the model itself, so that such a token can be sampled if nothing else is allowed."""
+"""Logit that replaces a -inf from the LM head, so that such a token can be sampled if nothing else is allowed."""
 MIN_TOKENS = "min_tokens"
 """Logits processor that forbids stop tokens at the beginning of an answer."""
 BANNED = ""

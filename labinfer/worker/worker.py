@@ -1,4 +1,4 @@
-"""Worker: the loop of every rank: take a plan, receive activations, run the layers, send them on."""
+"""Worker: the loop of every rank: take a plan, receive activations, run the layers, send the outputs on."""
 
 from __future__ import annotations
 

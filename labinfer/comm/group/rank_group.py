@@ -44,7 +44,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
     key: str
     node: str
     refusal: str = ""
-    """Reason why rank 0 cannot listen; empty if it does."""
+    """Reason why rank 0 cannot listen for connections; empty if it can."""
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Message for a plugin of torch (such as torch_npu) that fails to load. ``import torch`` loads all installed ones; torch is not imported here."""
+"""Message for a plugin of torch (such as torch_npu) that fails to load. ``import torch`` loads all installed plugins; torch is not imported here."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def make_topology(
 
 
 def per_stage(flag: str, values: Sequence[str], num_stages: int, what: str = "stage") -> tuple[str, ...]:
-    """One value per stage (or another ``what``), from one value for all stages or one per stage.
+    """One value per stage (or per ``what``), from ``values``: one for all stages, or one per stage.
 
     Raises:
         UserError: any other number of values.

@@ -77,7 +77,7 @@ class ExpertCache:
         self.stats = ExpertStats()
 
     def expect(self, expert_bytes: int) -> None:
-        """Check that experts of this size can be cached, before one is written.
+        """Check that experts of ``expert_bytes`` each can be cached, before the first one is written.
 
         Raises:
             UserError: there are too few slots, or earlier experts have another size.
@@ -170,7 +170,7 @@ class ExpertCache:
             self._reads.add(position)
 
     def _take_slot(self, position: int, kept: set[int]) -> int:
-        """A slot for an expert: a free one, or that of the least recently used expert not in ``kept``."""
+        """A slot for an expert: a free slot, or the slot of the least recently used expert not in ``kept``."""
         if self._free:
             slot = self._free.pop()
         else:

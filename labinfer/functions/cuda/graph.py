@@ -44,7 +44,7 @@ class CudaCapture:
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
-        """Graph that keeps the memory pool alive, which is freed with its last graph."""
+        """First captured graph: it keeps the memory pool of all graphs alive, which is freed with the last graph."""
         self._is_broken = False
 
     def __call__(

@@ -51,7 +51,7 @@ def driver_version(load: Callable[[str], Any] = ctypes.CDLL) -> str:
 
 
 def _open(load: Callable[[str], Any]) -> Callable[..., None]:
-    """Initialize NVML. Returns a function that calls one of NVML's by name, and raises an OSError if that fails.
+    """Initialize NVML. Returns a function that calls an NVML function by its name, and raises an OSError if the call fails.
 
     Raises:
         OSError: the library is missing or fails.

@@ -108,7 +108,7 @@ class NpuAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _find_lengths(self, batch: AttentionBatch) -> StepLengths:
-        """Context lengths of the batch; those of the captured step if the batch has none."""
+        """Context lengths of the batch; the lengths of the captured step if the batch has no lists."""
         if not isinstance(batch.context_lens, HostReadGuard):
             return StepLengths(batch.context_lens)
         if self.lengths is None:

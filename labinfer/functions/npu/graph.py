@@ -81,7 +81,7 @@ class NpuCapture:
         self._npu, self._attention, self._device = npu, attention, device
         self._stream, self._pool = npu.Stream(device), npu.graph_pool_handle()
         self._first: object | None = None
-        """Graph that keeps the memory pool alive, which is freed with its last graph."""
+        """First captured graph: it keeps the memory pool of all graphs alive, which is freed with the last graph."""
         self.is_disabled = False
         """Whether a capture has failed, after which steps are no longer captured."""
 
@@ -117,7 +117,7 @@ class NpuCapture:
         """Capture ``calls`` into an ``NPUGraph`` without running them.
 
         Args:
-            lengths: context lengths of the step, which notes the calls that take them.
+            lengths: context lengths of the step; also notes the calls that take context lengths.
 
         Raises:
             NotReplayable: a call depends on values that a replay cannot change.

@@ -68,12 +68,12 @@ def multiplies(form: QuantLayout) -> bool:
 
 
 def quantize_int4(weight_OI: torch.Tensor, group: int) -> QuantizedWeight | Int4Weight:
-    """Quantize a matrix to int4, see ``reference.quantized.quantize_int4``, in the operator's layout if it has one for the sizes."""
+    """Quantize a matrix to int4, see ``reference.quantized.quantize_int4``, in the operator's weight layout if the operator supports the sizes."""
     return _to_int4(quantized.quantize_int4(weight_OI, group))
 
 
 def pack_codes(codes: Codes, dtype: torch.dtype) -> QuantizedWeight | Int4Weight:
-    """Pack a checkpoint's quantized weights without changing their codes, in the operator's layout if it has one for them."""
+    """Pack a checkpoint's quantized weights without changing their codes, in the operator's weight layout if the operator supports the codes."""
     return _to_int4(quantized.pack_codes(codes, dtype))
 
 

@@ -46,7 +46,8 @@ def sample(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 def drawn_rows_on_host(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, Sequence[Draw]]:
-    """Copy the drawn rows to host memory at once. Returns them, and the draws with indices into them; unchanged if logits are on the CPU."""
+    """Copy the drawn rows to host memory at once. Returns these rows, and the draws with indices into these rows; both arguments
+    unchanged if logits are on the CPU."""
     if logits_BV.device.type == "cpu" or not draws:
         return logits_BV, draws
     rows_RV = torch.stack([logits_BV[draw.row] for draw in draws])  # indexing by a tensor would copy that tensor, too

@@ -98,7 +98,7 @@ def read_logits_cap(file: ConfigFile) -> float | None:
     """Soft cap of the logits; None for no cap.
 
     Raises:
-        UserError: it is not a number above 0.
+        UserError: the cap is not a number above 0.
     """
     if file.values.get("final_logit_softcapping") is None:
         return None

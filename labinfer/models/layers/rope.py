@@ -33,7 +33,7 @@ class RopeConfig:
     """Config of a rotary table, which layers with equal configs share."""
 
     dim: int
-    """Rotary dimensions of a head, R: its first ones."""
+    """Number of rotary dimensions, R: the first dimensions of a head."""
     parameters: Mapping[str, Any]
     """``rope_type``, ``rope_theta`` and the keys of that type, named as in Hugging Face's config."""
     max_position: int

@@ -28,7 +28,7 @@ def full_norm(config: AttentionConfig) -> FullNormAttentionConfig:
 
 
 class FullNormAttention(Attention):
-    """This rank's heads of the attention. Each head's sum of squares is computed by one rank, and all ranks add them in the order of the heads."""
+    """This rank's heads of the attention. Each head's sum of squares is computed by one rank, and all ranks add the sums in the order of the heads."""
 
     def __init__(self, config: AttentionConfig, hidden_size: int, ctx: StageContext):
         super().__init__(config, hidden_size, ctx)

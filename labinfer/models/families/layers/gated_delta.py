@@ -23,7 +23,7 @@ from labinfer.weights.slices import Range, TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
 Part = tuple[str, int, Range]
-"""Name of a stored tensor, its number of rows, and a range of them."""
+"""Name of a stored tensor, its number of rows, and a range of these rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
