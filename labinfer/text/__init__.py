@@ -1,1 +1,1 @@
-"""Text: tokenizer, chat template, detokenization, tool calls, structured output. Only rank 0 and the gateway use it."""
+"""Text: tokenizer, chat template, detokenization, tool calls, structured output. Used only by rank 0 and the gateway."""

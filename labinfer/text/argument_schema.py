@@ -1,4 +1,5 @@
-"""ArgumentSchema: tool arguments that a model writes as plain texts, for example in tags: which texts are allowed, and their conversion to values."""
+"""ArgumentSchema: schema of a function's arguments, for models that write each argument as plain text, for example between tags.
+Says which texts are allowed, and converts them to JSON values."""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ Result = TypeVar("Result")
 
 @dataclass(kw_only=True)
 class ValueTexts:
-    """The texts by which a model can write the values that a schema allows."""
+    """Texts by which a model can write the values that an argument's schema allows."""
 
     takes_any: bool = False
-    """Whether the schema allows any text of ``min_length`` to ``max_length`` characters."""
+    """Whether the schema allows every string of ``min_length`` to ``max_length`` characters."""
     min_length: int = 0
     max_length: int | None = None
     strings: list[str] = field(default_factory=list)
-    """Allowed strings, without quotes."""
+    """Allowed values that are strings, written without quotes."""
     values: list[str] = field(default_factory=list)
     """Allowed values other than strings, as JSON."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
-    """Schemas of further allowed values, which are written as JSON."""
+    """Schemas of other allowed values, which the model writes as JSON."""
 
 
 class ArgumentSchema:
     """The schema of a function's arguments.
 
-    It reads JSON Schema as clients send it (2020-12, and older forms of pydantic): types, unions, ``enum``, ``const``,
-    ``nullable``, and references within the schema. It never raises an error, whatever the schema.
+    Reads JSON Schema as clients send it (version 2020-12, and older forms of pydantic): types, unions, ``enum``, ``const``,
+    ``nullable``, and references within the schema. No schema raises an error.
 
     Args:
         parameters: schema of the object that consists of all arguments.
@@ -44,7 +45,7 @@ class ArgumentSchema:
     def __init__(self, parameters: dict[str, Any]):
         self._root = parameters
         self.definitions = {key: parameters[key] for key in DEFINITIONS if key in parameters}
-        """Schemas to which a ``$ref`` in the schema of an argument may point."""
+        """Parts of ``parameters`` to which a ``$ref`` in the schema of an argument may point."""
         self.properties: dict[str, Any] = {}
         """Schemas of the arguments, by name."""
         self.required: set[str] = set()
@@ -56,7 +57,7 @@ class ArgumentSchema:
     def cast(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Convert the texts in a call's arguments to the types of their schemas.
 
-        A text that cannot be converted to any type of its schema stays a text.
+        A text that no type of its schema accepts stays a text.
         """
         cast = dict(arguments)
         for key, value in arguments.items():
@@ -77,13 +78,13 @@ class ArgumentSchema:
         texts = ValueTexts()
         _shallow(lambda: self._add_texts(texts, self.properties.get(key), set()), None)
         if texts.strings or texts.values or texts.schemas:
-            texts.min_length, texts.max_length = 0, None  # these bounds hold for strings only
+            texts.min_length, texts.max_length = 0, None  # length bounds hold for strings only
         else:
             texts.takes_any = True
         return texts
 
     def _types(self, schema: Any, seen: set[int]) -> list[str]:
-        """Types that a schema allows, in order."""
+        """Names of the types that a schema allows, in the order in which the schema lists them."""
         if not isinstance(schema, dict) or id(schema) in seen:
             return []
         seen.add(id(schema))
@@ -95,7 +96,7 @@ class ArgumentSchema:
         return types + ["null"] * bool(schema.get("nullable"))
 
     def _implied(self, schema: dict[str, Any], seen: set[int]) -> list[str]:
-        """Types that a schema without ``type`` implies by its other keywords."""
+        """Names of the types that a schema without ``type`` allows, judging by its other keywords."""
         if values := _fixed_values(schema):
             return list(dict.fromkeys(map(_kind, values)))
         for part in self._further(schema):
@@ -113,7 +114,7 @@ class ArgumentSchema:
             texts.values += [json.dumps(value, ensure_ascii=False) for value in values if not isinstance(value, str)]
         elif "string" in declared:
             texts.min_length, texts.max_length = 0, None
-            if declared == ["string"] and not texts.takes_any:  # several string schemas have no common bound
+            if declared == ["string"] and not texts.takes_any:  # several string schemas may have several bounds
                 texts.min_length, texts.max_length = _count(schema, "minLength") or 0, _count(schema, "maxLength")
             texts.takes_any = True
         elif declared:
@@ -131,7 +132,7 @@ class ArgumentSchema:
             texts.values.append("null")
 
     def _conjuncts(self, schema: Any, seen: set[int] | None = None) -> Iterator[dict[str, Any]]:
-        """Iterate over a schema and all schemas that a value must match as well, through ``$ref`` and ``allOf``."""
+        """Yield ``schema`` and all schemas that a value of it must also match, found through ``$ref`` and ``allOf``."""
         seen = set() if seen is None else seen
         if isinstance(schema, dict) and id(schema) not in seen:
             seen.add(id(schema))
@@ -140,7 +141,7 @@ class ArgumentSchema:
                 yield from self._conjuncts(part, seen)
 
     def _further(self, schema: dict[str, Any]) -> list[Any]:
-        """Schemas that a value must match in addition to ``schema``: its ``$ref`` and ``allOf``."""
+        """Schemas that a value must match in addition to ``schema``: the targets of its ``$ref`` and ``allOf``."""
         return [self._follow(schema.get("$ref")), *_parts(schema, "allOf")]
 
     def _follow(self, reference: Any) -> Any:
@@ -154,7 +155,8 @@ class ArgumentSchema:
 
 
 def _shallow(read: Callable[[], Result], otherwise: Result) -> Result:
-    """Return the result of ``read``, or ``otherwise`` if references in the schema nest too deeply."""
+    """Return the result of ``read``, or ``otherwise`` if it exceeds Python's recursion limit, as references in the schema nest too
+    deeply."""
     try:
         return read()
     except RecursionError:
@@ -191,7 +193,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
-# Casts of texts to values. If a text matches several types, the first type wins.
+# Casts of texts to values. If a text matches several types, the first type in this list wins.
 
 
 def _cast(text: str, types: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""ByteRules: the bytes of each token, for tokenizers whose text depends only on the bytes of its tokens."""
+"""ByteRules: the bytes of each token, for tokenizers that decode a text from the joined bytes of its tokens."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 MAX_TOKENS = 1 << 16
 """Maximum number of tokens whose bytes are cached."""
 FALLBACK = re.compile("<0x([0-9A-Fa-f]{2})>")
-"""Vocabulary entry that stands for a single byte, in vocabularies with byte fallback."""
+"""Pattern of a vocabulary entry that stands for a single byte, in vocabularies with byte fallback."""
 
 Step = Callable[[str, bool], str | bytes]
-"""A step of a tokenizer's decoder. It takes a vocabulary entry, and whether the token is the first of a text. If it
-returns bytes, no further step follows."""
+"""A step of a tokenizer's decoder. Called with a vocabulary entry (or the text that the previous step made of it) and whether the
+token is the first of a text. If a step returns bytes, it is the last one."""
 
 
 @dataclass(frozen=True)
 class ByteRules:
-    """Rules of a decoder whose text depends only on the joined bytes of its tokens."""
+    """Bytes of tokens, for a decoder whose text depends only on the joined bytes of the tokens."""
 
     token_bytes: Callable[[int], bytes]
     """Bytes of a token that is not the first of a text."""
     first_token_bytes: Callable[[int], bytes]
     """Bytes of a token that is the first of a text."""
     stripped: str = ""
-    """Character that is removed from the beginning of a text."""
+    """Character that is removed from the beginning of a decoded text."""
     num_stripped: int = 0
-    """Maximum number of ``stripped`` characters that are removed."""
+    """Maximum number of ``stripped`` characters that are removed from a decoded text."""
 
 
 def read_byte_rules(decoder: dict[str, Any], name: Callable[[int], str | None]) -> ByteRules | None:
-    """Read the byte rules from the decoder of a ``tokenizer.json``. None if the text of a token depends on its
-    neighbours (as with WordPiece), or if a ``Replace`` follows the step that makes bytes.
+    """Read the byte rules from the decoder of a ``tokenizer.json``. None if the text of a token depends on the tokens around it (as
+    with WordPiece), or if a ``Replace`` step follows the step that makes bytes.
 
     Args:
         decoder: JSON of the decoder (Hugging Face tokenizers, ``decoders``).
@@ -102,4 +102,4 @@ def _byte_letters() -> dict[str, int]:
 
 
 BYTE_LETTERS = _byte_letters()
-"""Byte that each letter of byte-level BPE stands for (Radford et al. 2019; ``bytes_to_unicode`` in GPT-2's encoder.py)."""
+"""Byte for each letter by which byte-level BPE writes bytes (Radford et al. 2019; ``bytes_to_unicode`` in GPT-2's encoder.py)."""

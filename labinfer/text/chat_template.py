@@ -1,4 +1,4 @@
-"""ChatTemplate: a checkpoint's chat template. It is rendered in a sandbox, as templates are programs that come with the weights."""
+"""ChatTemplate: a checkpoint's chat template. Rendered in a sandbox, as a template is a program that comes with the weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from labinfer.text.limited_rendering import LimitedEnvironment, limited, within_
 from labinfer.text.messages import Ending
 
 CONTINUATION_MARK = "<goes on here>"
-"""Marker appended to a message that the model is to continue; the rendered text is cut off at the marker."""
+"""Text appended to a message that the model is to continue. The rendered conversation is cut off where this text begins."""
 MAX_TEMPLATE = 1 << 20
-"""Maximum characters of a template."""
+"""Maximum length of a template, in characters."""
 
 RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
@@ -46,7 +46,7 @@ class ChatTemplate:
         try:
             parsed = environment.parse(source)
             self._template = within_limits(lambda: environment.from_string(parsed))
-        except Exception as error:  # noqa: BLE001 - Jinja's own, and those of Python, which compiles what Jinja wrote
+        except Exception as error:  # noqa: BLE001 - errors of Jinja, and of Python, which compiles Jinja's output
             raise UserError(f"the chat template does not parse: {str(error) or type(error).__name__:.300}") from None
         self._special_tokens = special_tokens
         self._takes_tools = any(name.name == "tools" for name in parsed.find_all(nodes.Name))
@@ -69,11 +69,11 @@ class ChatTemplate:
                 object, not text.
             tools: JSON schemas of functions, each as ``{"type": "function", "function": …}``.
             variables: further template variables, such as ``enable_thinking``.
-            ending: where the text ends: before the answer, after the last message, or inside it.
+            ending: where the text ends; see ``Ending``.
 
         Raises:
-            UserError: the template refuses the messages, does not support tools, does not read a variable, or does not reproduce
-                the last message verbatim (for the ending ``in message``).
+            UserError: the template refuses the messages, does not support tools, does not read one of ``variables``, or does not
+                contain the last message verbatim (needed for the ending ``in message``).
         """
         goes_on = ending == "in message"
         if goes_on:
@@ -100,7 +100,7 @@ class ChatTemplate:
                     **(variables or {}),
                 )
             )
-        except Exception as error:  # noqa: BLE001 - a template is a program; whatever it raises is its refusal
+        except Exception as error:  # noqa: BLE001 - a template is a program and may raise anything, to refuse messages
             raise UserError(f"the chat template rejects these messages: {error or type(error).__name__}") from None
         if not goes_on:
             return text
@@ -114,8 +114,8 @@ class ChatTemplate:
 
 
 class GenerationTag(Extension):
-    """Jinja extension for ``{% generation %}…{% endgeneration %}``. The tag marks the assistant's text for training,
-    and has no effect here."""
+    """Jinja extension for ``{% generation %}…{% endgeneration %}``. The tag marks the assistant's text for training; it does not
+    change the rendered text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -131,7 +131,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja filter that makes JSON text without the HTML escapes of Jinja's own filter."""
+    """Jinja filter ``tojson`` without the HTML escapes of Jinja's own filter of this name."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

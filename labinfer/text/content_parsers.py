@@ -1,4 +1,4 @@
-"""parse_content: parses the text of a reply's field, by the kind of content that the response template gives for the field.
+"""parse_content: parses the text of one field of a reply. The response template says of which kind the field's content is.
 
 The kinds of content, and their arguments, are those of Transformers' response templates (Transformers' documentation,
 "Response parsing"). Any text gives either a value or a ``ValueError``.
@@ -22,7 +22,7 @@ def parse_content(text: str, content: str, arguments: Arguments) -> Any:
 
     Args:
         content: kind of the text, a key of ``CONTENTS`` such as ``json``.
-        arguments: options of that kind, the field's ``content_args`` in the response template.
+        arguments: options of the kind: ``content_args`` of the field in the response template.
 
     Raises:
         ValueError: the text is not of kind ``content``.
@@ -34,7 +34,7 @@ def parse_content(text: str, content: str, arguments: Arguments) -> Any:
 
 
 def check_arguments(content: Any, arguments: Any) -> None:
-    """Check the kind of content of a field, and its arguments, in a response template.
+    """Check the values that a response template gives for the content of a field: its kind, and the arguments of the kind.
 
     Raises:
         ValueError: ``content`` is not a kind of content, or does not take ``arguments``.
@@ -66,7 +66,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-# The kinds of content.
+# Parsers of the kinds of content.
 
 
 def _text(text: str, arguments: Arguments) -> str:
@@ -93,7 +93,7 @@ def _json(text: str, arguments: Arguments) -> Any:
     source = text
     for begin, end in arguments.get("string_delims", []):
         string = re.compile(re.escape(begin) + "(.*?)" + re.escape(end), re.DOTALL)
-        last = source.rfind(end) + len(end) if end in source else 0  # no string ends after it
+        last = source.rfind(end) + len(end) if end in source else 0  # the delimiter is missing: no string ends after it
         source = string.sub(lambda match: json.dumps(match[1]), source[:last]) + source[last:]
     if arguments.get("unquoted_keys"):
         source = quote_keys(source)
@@ -106,7 +106,7 @@ def _json(text: str, arguments: Arguments) -> Any:
 
 
 def quote_keys(text: str) -> str:
-    """Put the unquoted keys of JSON text in quotes."""
+    """Put quotes around the keys of JSON text that have none."""
     return _OUTSIDE_STRINGS.sub(lambda match: match[1] or f'{match[2]}"{match[3]}":', text)
 
 
@@ -114,9 +114,8 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*"?)|([{,]\s*)(\w+)\s*:', re.DOT
 
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
-    """Parse the tags of a text, such as ``<parameter=city>Paris</parameter>``. Text between tags, or a tag that begins
-    inside a value, is an error, as it means that a tag was not closed. The value of a tag with ``string="false"`` is
-    JSON."""
+    """Parse a text that consists of tags such as ``<parameter=city>Paris</parameter>``. Text between tags, or a tag that begins
+    inside a value, is an error, as it means that a tag was not closed. The value of a tag with ``string="false"`` is JSON."""
     pattern, values, last = arguments["tag_pattern"], {}, 0
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending in text else 0
@@ -144,7 +143,8 @@ def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
 
 
 def tag_marks(pattern: str) -> tuple[str, str]:
-    """Literal texts with which every match of a tag's pattern begins, and ends; empty if they vary."""
+    """Literal texts with which every match of a tag's pattern begins and ends. A text that varies is returned as an empty
+    string."""
     elements = list(_ELEMENT.finditer(pattern))
     if any(element["or"] for element in elements):
         return "", ""
@@ -201,13 +201,13 @@ CONTENTS: dict[str, tuple[Callable[[str, Arguments], Any], dict[str, type]]] = {
 """Parser of each kind of content, and the types of its arguments."""
 
 
-# Transforms.
+# Transformations of parsed values.
 
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 def check_transform(form: Any) -> None:
-    """Check a transformation in a response template.
+    """Check a transformation in a response template (see ``transform``).
 
     Raises:
         ValueError: a text mixes a placeholder with other text.
@@ -219,7 +219,7 @@ def check_transform(form: Any) -> None:
 
 
 def transform(form: Any, values: dict[str, Any]) -> Any:
-    """Fill in the placeholders of ``form``, such as ``"{content.name}"``, with ``values``.
+    """Copy of the JSON value ``form`` in which placeholders, such as ``"{content.name}"``, are replaced by ``values``.
 
     Raises:
         ValueError: a placeholder has no value.

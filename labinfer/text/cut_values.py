@@ -1,4 +1,4 @@
-"""CutValue: the value in the text of a reply's field that was truncated, for example by ``max_tokens``."""
+"""CutValue: what can be parsed of a field's text in a reply that was truncated, for example by ``max_tokens``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 class OpenText(str):
-    """A string whose end is missing because the text was truncated."""
+    """A string in a parsed value whose end is missing, because the text was truncated inside it."""
 
 
 @dataclass(frozen=True)
 class CutValue:
-    """A value parsed from truncated text. Numbers, literals such as ``true``, and keys are left out if they are
-    truncated themselves."""
+    """A value parsed from truncated text. A number, a literal such as ``true``, or a key is left out if the text was truncated
+    inside it."""
 
     value: Any
     closing: str = ""
@@ -37,7 +37,7 @@ class CutValue:
     value is complete."""
 
     def part_closing(self, part: Any) -> str:
-        """The first characters of ``closing``, those that close ``part``: an object or array inside the value."""
+        """The first characters of ``closing``: those that close ``part``, an object or array inside the value."""
         if self.closing == "{}":
             return self.closing
         inner = self.value
@@ -72,7 +72,7 @@ def read_cut_json(text: str) -> CutValue:
     if not text.strip():
         return CutValue({}, "{}")
     stack: list[str] = []
-    end, readable, takes_key = 0, 0, False  # text up to ``readable`` is JSON once ``stack`` is closed
+    end, readable, takes_key = 0, 0, False  # text up to ``readable``, with the ends in ``stack``, is JSON
     open_string = ""
     while not open_string and (token := _TOKEN.match(text, end)):
         end = token.end()
@@ -111,7 +111,7 @@ def _load(text: str) -> Any:
 
 
 def _open_string(symbol: str) -> str:
-    """Copy of a string literal without its end: no closing quote, and no truncated escape."""
+    """Copy of the string literal ``symbol`` whose end is missing: without a truncated escape, and without a closing quote."""
     whole = _OPEN_STRING.match(symbol)[0]
     if not _OPEN_ESCAPE.fullmatch(symbol, len(whole)):
         raise ValueError("no JSON string")
@@ -119,7 +119,7 @@ def _open_string(symbol: str) -> str:
 
 
 def _mark_open(value: Any, depth: int) -> None:
-    """Replace the last string in a value, which is nested in ``depth`` objects and arrays, by an ``OpenText``."""
+    """Replace the last string in ``value`` by an ``OpenText``. The string is inside ``depth`` nested objects and arrays."""
     for _ in range(depth - 1):
         value = _last(value)
     if not isinstance(_last(value), str):
@@ -134,8 +134,8 @@ def _last(value: Any) -> Any:
 
 
 def _quote_strings(text: str, begin: str, end: str) -> str:
-    """Rewrite the strings between ``begin`` and ``end`` in ``text`` as JSON strings. A truncated string gets no closing
-    quote."""
+    """Copy of ``text`` in which strings with the delimiters ``begin`` and ``end`` are JSON strings. A truncated string gets no
+    closing quote."""
     parts, position = [], 0
     while (opening := text.find(begin, position)) >= 0:
         parts.append(text[position:opening])
@@ -151,7 +151,8 @@ def _quote_strings(text: str, begin: str, end: str) -> str:
 
 
 def _read_tags(text: str, arguments: Arguments) -> CutValue:
-    """Parse tags, the last of which may be truncated. The value of a truncated tag is kept if it is a string."""
+    """Parse a text that consists of tags, the last of which may be truncated. The value of a truncated tag is kept if it is a
+    string."""
     pattern = arguments["tag_pattern"]
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending and ending in text else 0
@@ -171,9 +172,10 @@ def _read_tags(text: str, arguments: Arguments) -> CutValue:
 
 
 def _open_tag(pattern: str, text: str) -> regex.Match[str] | None:
-    """Match the beginning of a tag, up to its value. None if ``text`` does not begin with a complete one."""
+    """Match of a tag's opening part, before its value, at the beginning of ``text``. None if ``text`` does not begin with a
+    complete opening part."""
     try:
         opening = compile_pattern(pattern.partition("(?P<value>")[0])
         return within_time(lambda seconds: opening.match(text, timeout=seconds))
-    except (ValueError, TimeoutError):  # the value is inside another group, or the pattern takes too long
+    except (ValueError, TimeoutError):  # the value is in another group, or the search takes too long
         return None

@@ -1,7 +1,7 @@
-"""Delimiter: literal texts and patterns that separate the fields of a reply, matched in streamed text.
+"""Delimiter: a literal text or a pattern that opens or closes a field of a reply, matched in streamed text.
 
-A delimiter tells where it matches, and from which position on the text may become a match when more text arrives. Text
-from there on must be held back; otherwise the result would depend on how the text is divided into pieces.
+A delimiter tells where it matches, and from which position on the text may become a match when more text arrives. Text from that
+position on must be held back: if it were passed on, the result would depend on how the text is divided into pieces.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import regex
 logger = logging.getLogger(__name__)
 
 MAX_MATCH = 1024
-"""Maximum characters of a pattern's match, and of the text that is held back because it may become one."""
+"""Maximum length, in characters, of a pattern's match, and of text that is held back because it may become a match."""
 MAX_PATTERN = 4096
-"""Maximum characters of a pattern."""
+"""Maximum length of a pattern, in characters."""
 MATCH_SECONDS = 0.25
-"""Maximum CPU time of one search, in seconds."""
+"""Maximum CPU time of one search for a pattern, in seconds."""
 USUAL_SECONDS = 0.001
-"""CPU time in seconds that a search may take on average. Patterns of built-in formats take some microseconds."""
+"""CPU time, in seconds, that a search for a pattern may take on average. Patterns of built-in formats take some microseconds."""
 Result = TypeVar("Result")
 _NO_CHARACTER = r"[^\x00-\U0010ffff]"
 _UNSUPPORTED = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?:<[=!]|[a-zA-Z-]+[:)])")
@@ -54,7 +54,7 @@ class Delimiter(Protocol):
 
 
 class LiteralDelimiter:
-    """Delimiter that matches any of several literal texts, the longest one possible."""
+    """Delimiter that is any of several literal texts. Where several match, the longest one counts."""
 
     def __init__(self, literals: list[str]):
         self.literals = literals
@@ -70,11 +70,10 @@ class LiteralDelimiter:
 
 
 class PatternDelimiter:
-    """Delimiter that matches a regular expression of the ``regex`` package. The dot also matches line feeds.
+    """Delimiter that is a regular expression of the ``regex`` package. A dot also matches line feeds.
 
-    Patterns come with checkpoints, and match by backtracking. If the searches for a pattern exceed an average of
-    ``USUAL_SECONDS`` by more than ``MATCH_SECONDS`` in total, it is disabled with a warning: the delimiter then matches
-    nothing.
+    Patterns come with checkpoints and match by backtracking, so a search may take long. If all searches for the pattern together
+    take ``MATCH_SECONDS`` more than ``USUAL_SECONDS`` each, the pattern is disabled with a warning, and matches nothing.
 
     Raises:
         ValueError: see ``compile_pattern``.
@@ -82,7 +81,7 @@ class PatternDelimiter:
 
     def __init__(self, pattern: str):
         self._source, self._pattern = pattern, compile_pattern(pattern)
-        # ``_NO_CHARACTER`` never matches, so only partial matches remain: those that reach the end of the text.
+        # ``_NO_CHARACTER`` never matches, so only partial matches remain: matches cut off by the end of the text.
         self._beginning = compile_pattern(pattern, _NO_CHARACTER)
         self._seconds_left = MATCH_SECONDS
 
@@ -118,11 +117,11 @@ class PatternDelimiter:
 
 
 def within_time(search: Callable[[float], Result]) -> Result:
-    """Return the result of a search that takes at most ``MATCH_SECONDS`` of this thread's CPU time.
+    """Result of ``search``, which may take ``MATCH_SECONDS`` of this thread's CPU time.
 
     Args:
-        search: the search; it takes a ``timeout`` of the ``regex`` package in seconds. That timeout counts the CPU time
-            of all threads, so the search is repeated if this thread has time left.
+        search: called with a ``timeout`` for the ``regex`` package, in seconds. ``regex`` counts the CPU time of all threads, so
+            the search is repeated if this thread has time left.
 
     Raises:
         TimeoutError: this thread has used up its time.
@@ -141,7 +140,7 @@ def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
     """Compile a pattern of a response template.
 
     Args:
-        behind: another pattern that must match after ``pattern``.
+        behind: pattern that must match directly after ``pattern``.
 
     Raises:
         ValueError: the pattern is invalid or too long, or has a flag or a lookbehind (a reply's earlier text is not kept).
@@ -157,7 +156,7 @@ def compile_pattern(pattern: str, behind: str = "") -> regex.Pattern[str]:
 
 
 def overlap(text: str, literal: str) -> int:
-    """Length of the longest proper prefix of ``literal`` that is a suffix of ``text``."""
+    """Length of the longest beginning of ``literal`` (shorter than ``literal``) with which ``text`` ends."""
     for length in range(min(len(text), len(literal) - 1), 0, -1):
         if text.endswith(literal[:length]):
             return length

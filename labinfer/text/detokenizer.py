@@ -1,4 +1,5 @@
-"""Detokenizer: the text of an answer while its tokens arrive. Incomplete characters and possible stop strings are held back."""
+"""Detokenizer: the text of an answer while its tokens arrive. It holds back incomplete characters, and text that may be the
+beginning of a stop string."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Detokenizer:
         self._finished = False
         self.text = ""
         self.stopped_by: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text; None while none has."""
 
     def add(self, token_id: int, may_stop: bool = True) -> bool:
         """Add the next token of the answer.
@@ -31,7 +32,7 @@ class Detokenizer:
             may_stop: whether stop strings may end the text now.
 
         Returns:
-            Whether a stop string has ended the text. The text then ends before it, or with it if ``include_stop``.
+            Whether a stop string has ended the text. The text then ends before the stop string, or after it with ``include_stop``.
         """
         if piece := self._decoder.add(token_id):
             self._append(piece, may_stop)
@@ -44,8 +45,8 @@ class Detokenizer:
         self._finished = True
 
     def take_new(self) -> str:
-        """Return the text that has become final since the last call. Text that may be the beginning of a stop string is
-        held back."""
+        """Return text that became final after the last call of this method. Text that may be the beginning of a stop string is held
+        back."""
         end = len(self.text)
         if self.stopped_by is None and not self._finished:
             end -= max((overlap(self.text, stop) for stop in self._stop), default=0)
@@ -56,7 +57,7 @@ class Detokenizer:
         before = len(self.text)
         self.text += piece
         matches = []
-        for stop in self._stop if may_stop else ():  # earlier pieces were searched on arrival
+        for stop in self._stop if may_stop else ():  # text of earlier tokens was searched when they arrived
             at = self.text.find(stop, max(0, before - len(stop) + 1))
             if at >= 0:
                 matches.append((at, len(stop), stop))

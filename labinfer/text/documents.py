@@ -1,4 +1,4 @@
-"""Document: texts for an evaluation, read from a plain text file, or from JSONL lines with texts or conversations."""
+"""Document: a text that an evaluation scores, read from a plain text file, or from a JSONL file with texts or conversations."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from labinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Document:
-    """A text for an evaluation, as token ids."""
+    """Token ids of a text that an evaluation scores."""
 
     token_ids: list[int]
     answer: int
-    """Index of the first token of the answer (a conversation's last message); the number of tokens for a plain text."""
+    """Index of the first token of the answer (a conversation's last message); for a plain text, the number of its tokens."""
 
 
 def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document]:
-    """Read documents from a file: one per line of a ``.jsonl`` file; of any other file, its whole text.
+    """Read documents from a file: a ``.jsonl`` file has one on each line; any other file is one document.
 
-    A line is ``{"text": …}`` or ``{"messages": […]}``, whose last message is the answer.
+    A JSONL line is ``{"text": …}`` or ``{"messages": […]}``. The last message is the answer.
 
     Args:
         flag: option that names the file, for error messages.
 
     Raises:
-        UserError: the file cannot be read, a line has neither form, or the file has no token to predict.
+        UserError: the file cannot be read, a JSONL line has another form, or the documents have no token to predict.
     """
     try:
         content = path.read_text(encoding="utf-8")
@@ -48,8 +48,8 @@ def read_documents(path: Path, flag: str, tokenizer: Tokenizer) -> list[Document
 
 
 def cut(documents: list[Document], length: int) -> list[Document]:
-    """Cut documents into parts of at most ``length`` tokens. Consecutive parts share one token, so that every token of
-    a document except the first is predicted exactly once."""
+    """Cut documents into parts of at most ``length`` tokens. A part begins with the last token of the part before it, so that every
+    token of a document except its first is predicted exactly once."""
     parts = []
     for document in documents:
         for begin in range(0, len(document.token_ids) - 1, length - 1):

@@ -1,8 +1,8 @@
 """lark_grammar: converts llama.cpp's GBNF and the EBNF of xgrammar and vLLM (``root ::= …``) to Lark's notation.
 
-Both dialects are alike: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md and
-https://xgrammar.mlc.ai/docs/tutorials/ebnf_guided_generation.html. The converter that llguidance ships takes quadratic time, folds the
-case of rule names, and differs in ``.``, ``&&`` in character classes and ``\\u`` escapes.
+The two languages hardly differ: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md and
+https://xgrammar.mlc.ai/docs/tutorials/ebnf_guided_generation.html. The converter that llguidance ships takes quadratic time,
+ignores the case of rule names, and reads ``.``, ``&&`` in character classes and ``\\u`` escapes in another way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from labinfer.base.errors import UserError
 
 ROOT = "root"
 FIRST_RULE = re.compile(r"(?:\s+|#[^\n]*(?:\n|$))*[A-Za-z0-9_-]+\s*::=")
-"""Pattern of the beginning of a GBNF or EBNF grammar. No Lark grammar begins like this."""
+"""Pattern with which a GBNF or EBNF grammar begins, and no Lark grammar."""
 TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)
     | (?P<rule>[A-Za-z0-9_-]+)\s*::=
@@ -46,8 +46,8 @@ def lark_grammar(text: str) -> str:
 
 @lru_cache(16)
 def _convert(text: str) -> str:
-    defined: dict[str, str] = {}  # name in Lark by rule
-    used: dict[str, int] = {}  # position of the first use by rule
+    defined: dict[str, str] = {}  # Lark's name of each rule
+    used: dict[str, int] = {}  # position of the first use of each rule
     parts: list[str] = []
     is_empty, depth = True, 0  # whether the current alternative is empty; number of open parentheses
     for token, position in _tokens(text):
@@ -93,7 +93,7 @@ def _convert(text: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
-    """Iterate over the lexical tokens of a grammar, each with its position. White space and comments are skipped."""
+    """Yield the lexical tokens of the grammar ``text``, each with its position. White space and comments are skipped."""
     position = 0
     while position < len(text):
         token = TOKEN.match(text, position)
@@ -105,21 +105,22 @@ def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
 
 
 def _rule_end(is_empty: bool, depth: int, text: str, position: int) -> str:
-    """Text that ends a rule in Lark's notation."""
+    """End of a rule in Lark's notation: an empty string literal if its last alternative ``is_empty``. Refuses a rule with unclosed
+    parentheses."""
     if depth:
         raise _error("unclosed parenthesis", text, position)
     return '""' if is_empty else ""
 
 
 def _literal(characters: str) -> str:
-    """Write a literal as a sequence of single characters: llguidance's lexer would prefer longer literals to shorter
-    ones wherever both match."""
+    """Literal in Lark's notation, as a sequence of single characters. If a longer and a shorter literal both match, llguidance's
+    lexer would accept only the longer one."""
     spelled = " ".join(json.dumps(character).replace("\x7f", "\\u007f") for character in characters)
     return f"({spelled})" if len(characters) > 1 else spelled or '""'
 
 
 def _characters(written: str, text: str, position: int) -> Iterator[str]:
-    """Iterate over the characters of a literal or of a character set, with escapes resolved."""
+    """Yield the characters of ``written``, a literal or a character set, with escapes resolved."""
     for match in CHARACTER.finditer(written):
         if digits := match["x"] or match["u"] or match["U"]:
             code = int(digits, 16)

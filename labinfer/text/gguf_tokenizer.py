@@ -1,6 +1,6 @@
 """read_gguf_tokenizer: converts tokenizers in GGUF files for the tokenizers library or SentencePiece.
 
-The metadata ``tokenizer.ggml.model`` tell which library. ``gpt2`` is byte-level BPE; the file has only the name of its
+The metadata key ``tokenizer.ggml.model`` says for which library. ``gpt2`` is byte-level BPE; the GGUF file has only the name of its
 pre-tokenizer (``tokenizer.ggml.pre``). ``llama`` is SentencePiece's BPE, whose scores give the order of merges.
 
 Source: ggml-org/llama.cpp, src/llama-vocab.cpp and convert_hf_to_gguf.py; google/sentencepiece, src/sentencepiece_model.proto.
@@ -22,7 +22,7 @@ from labinfer.weights.gguf.file import GgufFile
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types in ``tokenizer.ggml.token_type``, as in SentencePiece."""
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-"""Special tokens that chat templates may name, each with its name in GGUF metadata."""
+"""Special tokens that chat templates may name → names in GGUF metadata."""
 WAY_OUT = "give --tokenizer DIR with the tokenizer of the original model"
 
 
@@ -31,9 +31,9 @@ class PreTokenizer:
     """Rules by which a text is split into words before BPE merges."""
 
     pattern: str = ""
-    """Regular expression of a word; empty for GPT-2's expression."""
+    """Regular expression that matches a word; empty for GPT-2's."""
     first: tuple[str, ...] = ()
-    """Regular expressions that split the text before ``pattern`` does, one after another."""
+    """Regular expressions that split the text, in this order, before ``pattern`` splits the parts."""
     single_digits: bool = False
     """Whether each digit is a word by itself."""
     composes: bool = False
@@ -69,8 +69,8 @@ CASED_LETTERS = (
     "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters of scripts with upper and lower case, as in the pattern of DeepSeek's first tokenizer. Some resemble common
-letters."""
+"""Character ranges of letters in scripts with upper and lower case, as in the pattern of DeepSeek's first tokenizer. Some letters
+resemble Latin ones."""
 EAST_ASIAN = "[一-龥ࠀ-一가-퟿]+"
 DEEPSEEK_LLM = PreTokenizer(
     first=("[\r\n]", rf"\s?[{CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$", EAST_ASIAN),
@@ -133,7 +133,7 @@ def fast_tokenizer_source(path: Path) -> str:
 
 
 def _config(file: GgufFile) -> dict[str, Any]:
-    """Chat templates and texts of special tokens in a GGUF file, in the form of ``tokenizer_config.json``."""
+    """Chat templates and texts of special tokens in a GGUF file, with the keys of ``tokenizer_config.json``."""
     templates = {"default": file.get("tokenizer.chat_template", str, "")}
     for name in file.texts("tokenizer.chat_templates"):
         templates[name] = file.get(f"tokenizer.chat_template.{name}", str, "")
@@ -148,7 +148,7 @@ def _named_id(file: GgufFile, name: str, count: int) -> int | None:
     if key not in file:
         return None
     token_id = file.get(key, int)
-    if token_id == 0xFFFFFFFF:  # none
+    if token_id == 0xFFFFFFFF:  # the file has no such token
         return None
     if not 0 <= token_id < count:
         raise UserError(f"{file.path}: {key} is {token_id}, but the vocabulary has {count} tokens; {WAY_OUT}")
@@ -168,7 +168,7 @@ def _vocabulary(file: GgufFile) -> list[tuple[str, int]]:
     return list(zip(texts, kinds, strict=True))
 
 
-# Byte-level BPE, as tokenizer.json.
+# Byte-level BPE, converted to tokenizer.json.
 
 
 def _byte_level(file: GgufFile) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _byte_level(file: GgufFile) -> dict[str, Any]:
 
 
 def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, Any]:
-    """Post-processor of a ``tokenizer.json`` that adds BOS and EOS tokens to a text."""
+    """Value of ``post_processor`` in a ``tokenizer.json``, which adds BOS and EOS tokens to a text."""
     sequence, special = [{"Sequence": {"id": "A", "type_id": 0}}], {}
     wishes = (("bos", "add_bos_token", split.begins, 0), ("eos", "add_eos_token", False, 2))
     for name, key, default, place in wishes:
@@ -229,12 +229,12 @@ def _ends(file: GgufFile, split: PreTokenizer, texts: list[str]) -> dict[str, An
     return {"type": "TemplateProcessing", "single": sequence, "pair": pair, "special_tokens": special}
 
 
-# SentencePiece, as its model file, a protobuf message.
+# SentencePiece, converted to its model file, a protobuf message.
 
 
 def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
-    """Values of ``tokenizer_config.json`` that ``SentencePieceBackend`` reads. Control and user-defined tokens are
-    matched as a whole in texts."""
+    """Values of ``tokenizer_config.json`` that ``SentencePieceBackend`` reads. They make it recognize control tokens and
+    user-defined tokens in texts."""
     added = {
         str(number): {"content": _as_written(text, kind), "special": kind == CONTROL}
         for number, (text, kind) in enumerate(_vocabulary(file))
@@ -249,8 +249,8 @@ def _sentencepiece_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _as_written(text: str, kind: int) -> str:
-    """Text of a token as it occurs in texts. Some converters leave SentencePiece's ``▁`` in place of spaces in Gemma's
-    user-defined tokens."""
+    """Text of a token as it occurs in texts. For user-defined tokens, some converters store SentencePiece's ``▁`` where Gemma's
+    text has a space."""
     return text.replace("▁", " ") if kind == USER_DEFINED else text
 
 
@@ -262,7 +262,7 @@ def _sentencepiece_model(file: GgufFile) -> bytes:
     if len(scores) != len(tokens):
         raise UserError(f"{file.path} has {len(tokens)} tokens but scores of {len(scores)}; {WAY_OUT}")
     has_bytes = any(kind == BYTE for _, kind in tokens)
-    trainer = [(3, 2), (4, len(tokens)), (35, int(has_bytes))]  # model_type BPE, vocab_size, byte_fallback
+    trainer = [(3, 2), (4, len(tokens)), (35, int(has_bytes))]  # fields model_type (BPE), vocab_size, byte_fallback
     for name, number, piece in (("unk", 40, 45), ("bos", 41, 46), ("eos", 42, 47), ("pad", 43, 48)):
         token_id = _named_id(file, name, len(tokens))
         trainer.append((number, -1 if token_id is None else token_id))

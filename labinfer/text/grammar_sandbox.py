@@ -1,7 +1,7 @@
-"""GrammarSandbox: tries grammars in a helper process first, so that a grammar that never finishes compiling blocks no other request.
+"""GrammarSandbox: compiles grammars in a helper process first, so that a grammar that never finishes compiling blocks no request.
 
-llguidance's own limits do not bound everything (``docs/decisions/0018``). A grammar that passes the trial is compiled
-again where it is used; that takes as long as in the trial.
+The limits of llguidance do not bound all costs (``docs/decisions/0018``). A grammar that compiles in the helper process is compiled
+again on rank 0, which takes as long.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
 MODULE = "labinfer.text.grammar_sandbox"
-TRIAL_SECONDS = 1.0
-"""Timeout of a trial in seconds. A grammar that exceeds it is refused, and the process is killed."""
+CHECK_SECONDS = 1.0
+"""Timeout, in seconds, of checking one grammar. A grammar that exceeds it is refused, and the helper process is killed."""
 COMPILE_SECONDS = 0.4
-"""Maximum CPU time in seconds of compiling a grammar; rank 0 is blocked for that time."""
+"""Maximum CPU time, in seconds, of compiling a grammar. Rank 0 is blocked for that time when it compiles the grammar again."""
 STEP_SECONDS = 0.1
-"""Maximum CPU time in seconds of computing a token mask."""
+"""Maximum CPU time, in seconds, of computing one token mask."""
 WALK_SECONDS, WALK_TOKENS = 0.2, 32
-"""CPU time in seconds, and number of tokens, for which a trial generates random tokens that the grammar allows."""
+"""CPU time in seconds, and number of tokens, for which a check generates random tokens that the grammar allows."""
 MAX_BYTES = 1 << 30
 """Maximum address space of the helper process, in bytes."""
 STACK_BYTES = 4 << 20
-"""Stack size in bytes, half of rank 0's: llguidance follows rules and references by recursion without a limit."""
+"""Stack size of the helper process in bytes, half of rank 0's. llguidance follows rules and references by recursion without a
+limit, so a grammar that passes here also fits there."""
 MAX_REMEMBERED = 256
-"""Maximum number of grammars whose trial results are cached."""
+"""Maximum number of grammars for which the result of the check is cached."""
 
 
 class GrammarSandbox:
-    """Tries grammars in a helper process; thread-safe.
+    """Checks grammars in a helper process; thread-safe.
 
-    The process is started for the first grammar, and again after it was killed.
+    The helper process is started for the first grammar, and again after it was killed.
 
     Args:
         need_tokenizer: returns the checkpoint's tokenizer, or raises the ``UserError`` that says why there is none.
@@ -61,7 +62,7 @@ class GrammarSandbox:
         self._helper: HelperProcess | None = None
         self._trying = threading.Lock()
         self._lock = threading.Lock()  # protects ``_verdicts``; held briefly
-        self._verdicts: dict[str, str] = {}  # problem by grammar, empty if valid; most recently used last
+        self._verdicts: dict[str, str] = {}  # reason to refuse each grammar, empty if valid; most recently used last
 
     def check(self, form: StructuredOutputs, before: str = "", field: str = "structured_outputs") -> None:
         """Refuse a structured-output constraint whose grammar is invalid, or takes too much time or memory.
@@ -77,7 +78,7 @@ class GrammarSandbox:
             verdict = self._known(source)
             if verdict is None:
                 with self._trying:
-                    verdict = self._known(source)  # it may have been tried meanwhile
+                    verdict = self._known(source)  # another thread may have checked it meanwhile
                     if verdict is None:
                         verdict = self._try(source)
                         self._remember(source, verdict)
@@ -86,7 +87,7 @@ class GrammarSandbox:
                 raise UserError(f"{name} is refused: {verdict}")
 
     def is_known(self, form: StructuredOutputs, before: str = "") -> bool:
-        """Whether ``check`` would return at once, because it has cached the result of the trial.
+        """Whether ``check`` would return at once, because the result for its grammar is cached.
 
         Raises:
             UserError: there is no tokenizer for grammars.
@@ -101,7 +102,7 @@ class GrammarSandbox:
     def _sources(self, form: StructuredOutputs, before: str) -> list[str]:
         need_json_file(self._need_tokenizer())
         sources = [grammar_source(form)]
-        if before:  # the form is tried by itself, too, as random answers might not reach it
+        if before:  # also without ``before``, behind which random tokens might not reach the form
             sources.append(grammar_source(form, before))
         return sources
 
@@ -119,19 +120,19 @@ class GrammarSandbox:
                 del self._verdicts[next(iter(self._verdicts))]
 
     def _try(self, source: str) -> str:
-        """Try a grammar in the helper process. Returns the reason to refuse it; empty if there is none.
+        """Check a grammar in the helper process. Returns the reason to refuse it; empty if there is none.
 
         Raises:
-            UserError: grammars cannot be tried with this tokenizer.
+            UserError: grammars do not work with this tokenizer.
         """
-        self._need_tokenizer().check_unchanged()  # a start of the process reads the tokenizer again
+        self._need_tokenizer().check_unchanged()  # a new process reads the tokenizer's files again
         if self._helper is None:
             json_file = str(need_json_file(self._need_tokenizer()).resolve())
-            self._helper = HelperProcess(MODULE, json_file, TRIAL_SECONDS)
+            self._helper = HelperProcess(MODULE, json_file, CHECK_SECONDS)
         try:
             return self._helper.ask(source.encode()).decode()
         except HelperTimeout:
-            return f"compiling it takes more than {TRIAL_SECONDS:g} s; simplify it"
+            return f"compiling it takes more than {CHECK_SECONDS:g} s; simplify it"
         except HelperEnded as error:
             return f"it does not compile: {error}; simplify it"
         except HelperRefused as error:
@@ -142,7 +143,7 @@ class GrammarSandbox:
 
 
 def main(json_file: str) -> None:
-    """Run the helper process: answer each message (a grammar) with the reason to refuse it; empty if there is none."""
+    """Run the helper process. Each message is a grammar, answered with the reason to refuse it; empty if there is none."""
     from llguidance import LLParserLimits, LLTokenizer
 
     try:
@@ -153,14 +154,15 @@ def main(json_file: str) -> None:
     answer_messages(
         lambda source: try_grammar(tokenizer, source.decode(), limits).encode(),
         problem=problem,
-        seconds=TRIAL_SECONDS,
+        seconds=CHECK_SECONDS,
         most_bytes=MAX_BYTES,
         stack_bytes=STACK_BYTES,
     )
 
 
 def try_grammar(tokenizer: LLTokenizer, source: str, limits: LLParserLimits) -> str:
-    """Compile a grammar, and follow it for some random tokens. Returns the reason to refuse it; empty if there is none."""
+    """Compile a grammar, and generate some random tokens that it allows. Returns the reason to refuse it; empty if there is
+    none."""
     from llguidance import LLMatcher
 
     begin = time.process_time()

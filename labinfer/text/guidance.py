@@ -1,7 +1,7 @@
-"""GrammarGuideMaker: token masks for structured output, computed by llguidance.
+"""GrammarGuideMaker: makes the objects (guides) that compute token masks for structured output, by llguidance.
 
-llguidance (https://github.com/guidance-ai/llguidance) compiles regular expressions, JSON schemas and Lark grammars, and
-computes token masks. Its limits bound the cost of a grammar: only the request that exceeds them fails.
+llguidance (https://github.com/guidance-ai/llguidance) compiles regular expressions, JSON schemas and Lark grammars, and computes
+token masks. llguidance has limits for the cost of a grammar. If a grammar exceeds one, only its request fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_CACHED = 16
-"""Maximum number of cached compiled grammars: the requests of a job mostly share a few."""
+"""Maximum number of compiled grammars that are cached. The requests of a job mostly share a few grammars."""
 LIMITS = {
     "max_items_in_row": 800,
     "initial_lexer_fuel": 1_000_000,
@@ -34,27 +34,28 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""Limits of llguidance (``LLParserLimits``). The time to compute the mask of an ambiguous grammar is cubic in the
-number of items in a row. With this limit it takes up to 0.3 s on a slow core, and an object may have 198 optional
-properties; llguidance's default is 2000 items."""
+"""Limits of llguidance (``LLParserLimits``). The time to compute the mask of an ambiguous grammar is cubic in the number of items
+in a row. With 800 items it takes up to 0.3 s on a slow core, and an object may have 198 optional properties. llguidance's default
+is 2000 items."""
 WHITESPACE = r" |\n[ \t]{0,20}"
-"""White space that is allowed between JSON tokens: a space, or a line break with indentation. Its length is limited, as
-a model might otherwise write white space forever."""
+"""White space that is allowed between JSON tokens: a space, or a line break with indentation. The indentation is limited, as a
+model might write white space forever."""
 MAX_PROBLEM = 200
-"""Maximum characters of llguidance's error text that an error message quotes."""
+"""Maximum length, in characters, of a quotation of llguidance's error message."""
 OWN_MESSAGES = {
     "oneOf constraints are not supported": "alternatives of a oneOf can match the same value, which a grammar cannot exclude; use anyOf, "
     "or require a property in each of them with a constant that no other one has"
 }
-"""Error messages that replace those of llguidance. Each key is a part of the llguidance message."""
+"""Error messages that replace those of llguidance. Each key is a part of llguidance's message."""
 
 
 class GuidanceError(Exception):
-    """The grammar allows no further token although the answer is incomplete, or a limit of llguidance is exceeded."""
+    """Computing a token mask failed: the grammar allows no further token although the answer is incomplete, or a limit of
+    llguidance is exceeded."""
 
 
 class GrammarGuideMaker:
-    """Makes guides, which compute the token masks of structured outputs. llguidance is imported for the first guide.
+    """Makes guides: objects that compute the token masks of one answer with structured output. The first guide imports llguidance.
 
     Args:
         need_tokenizer: returns the checkpoint's tokenizer, or raises the ``UserError`` that says why there is none.
@@ -67,23 +68,22 @@ class GrammarGuideMaker:
         self._ends = [token for token in eos_token_ids if 0 <= token < vocab_size]
         self._vocabulary: GuidanceVocabulary | None = None
         self._preparing: threading.Thread | None = None
-        self._grammars: dict[str, Grammar] = {}  # by source, the latest used last
+        self._grammars: dict[str, Grammar] = {}  # compiled grammars by source, least recently used first
 
     def get_ready(self) -> bool:
-        """Whether ``make`` can start at once. Otherwise it would first read the tokenizer, which takes a second or two
-        for a large vocabulary. In that case, starts a thread that reads it; llguidance releases the GIL meanwhile.
-        """
+        """Whether ``make`` can start at once. If not, the tokenizer must be read first, which takes one or two seconds for a large
+        vocabulary: starts a thread that reads it. llguidance releases the GIL meanwhile."""
         if self._vocabulary is None and self._preparing is None:
             self._preparing = threading.Thread(target=self._prepare, name="guides", daemon=True)
             self._preparing.start()
         return self._vocabulary is not None or not self._preparing.is_alive()
 
     def _prepare(self) -> None:
-        with contextlib.suppress(UserError):  # ``make`` raises it again for its caller
+        with contextlib.suppress(UserError):  # ``make`` raises the error again for its caller
             self._vocabulary = GuidanceVocabulary(self._need_tokenizer(), self._vocab_size, self._ends)
 
     def make(self, form: StructuredOutputs, before: str = "") -> GrammarGuide:
-        """Make the guide of an answer, at its beginning.
+        """Make the guide of an answer that has no tokens yet.
 
         Args:
             before: grammar rules for text that may precede the structured output; see ``reply_grammar.before_form``.
@@ -105,8 +105,8 @@ class GrammarGuideMaker:
 
 
 def grammar_source(form: StructuredOutputs, before: str = "") -> str:
-    """Convert a structured-output constraint to llguidance's JSON notation: a list of one grammar; or of two, if text
-    may precede the structured output.
+    """Convert a structured-output constraint to llguidance's JSON notation: a list of one grammar, or of two if text may precede
+    the structured output.
 
     Raises:
         UserError: no grammar can enforce the constraint.
@@ -119,7 +119,7 @@ def grammar_source(form: StructuredOutputs, before: str = "") -> str:
     elif form.grammar is not None:
         grammar = {"lark_grammar": lark_grammar(form.grammar)}
     elif form.choice is not None:
-        # A single terminal, so that a string may begin with another. Lark's strings are JSON's.
+        # One terminal for each string, as one string may begin with another. String literals of Lark are those of JSON.
         strings = " | ".join(json.dumps(text).replace("\x7f", "\\u007f") for text in form.choice)
         grammar = {"lark_grammar": f"start: CHOICE\nCHOICE: {strings}"}
     else:
@@ -149,11 +149,11 @@ def need_json_file(tokenizer: Tokenizer) -> Path:
 
 
 class GuidanceVocabulary:
-    """A checkpoint's vocabulary in llguidance's format. Computes masks in the engine's format.
+    """A checkpoint's vocabulary as llguidance needs it. Computes token masks as the engine needs them.
 
     Args:
         vocab_size: width of the logits; ids beyond it are never allowed.
-        ends: tokens that end an answer; never part of its text.
+        ends: ids of the tokens that end an answer; they never match text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: list[int]):
@@ -177,7 +177,8 @@ class GuidanceVocabulary:
         self._text = ((1 << vocab_size) - 1) & ~self._ends
 
     def next_mask(self, matcher: LLMatcher) -> bytes:
-        """Mask of the tokens that may come next (see ``engine/guide.py``); empty if only an end token may follow.
+        """Mask of the tokens that may come next in the answer of ``matcher`` (see ``engine/guide.py``); empty if only an end token
+        may follow.
 
         Raises:
             GuidanceError: a limit is exceeded, or the vocabulary cannot spell the required text.
@@ -196,7 +197,7 @@ class GuidanceVocabulary:
 
 
 class Grammar:
-    """A compiled grammar.
+    """A compiled grammar for answers with structured output.
 
     Args:
         source: the grammar, as ``grammar_source`` returns it.
@@ -222,17 +223,17 @@ class Grammar:
         grammar is compiled again for the next answer."""
 
     def start(self) -> LLMatcher:
-        """Make a matcher for a new answer."""
+        """Make a matcher for a new answer, which follows the answer through the grammar."""
         return self._matcher.deep_copy()
 
 
 class GrammarGuide:
-    """The state of one answer in a grammar; an ``engine.guide.Guide``."""
+    """Position of one answer in a grammar; an ``engine.guide.Guide``."""
 
     def __init__(self, grammar: Grammar):
         self._grammar, self._matcher = grammar, grammar.start()
         self._tokens: list[int] = []
-        self._mask: bytes | None = grammar.mask  # None until computed
+        self._mask: bytes | None = grammar.mask  # None until it is computed
         self.error = ""
 
     @property
@@ -242,7 +243,7 @@ class GrammarGuide:
         return self._mask
 
     def accept(self, token: int) -> None:
-        """Advance the state by the next token of the answer."""
+        """Advance the position by ``token``, the next token of the answer."""
         self._tokens.append(token)
         self._matcher.consume_token(token)
         self._mask = self._next_mask()

@@ -1,7 +1,8 @@
-"""HelperProcess: a child process that answers one message at a time. It can be killed at any time, even inside a library call.
+"""HelperProcess: a child process that answers one message at a time. Its parent can kill it at any time, even inside a library
+call.
 
-Messages and answers are bytes with a length prefix. The process exits when its standard input closes. It also kills
-itself if it does not answer within the timeout, as its parent may be gone.
+Messages and answers are bytes with a length prefix. The child process exits when its standard input closes. It also kills itself if
+it does not answer within the timeout, in case the parent is gone.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import labinfer
 START_SECONDS = 60.0
 """Timeout in seconds for the process to become ready."""
 END_SECONDS = 1.0
-"""Timeout in seconds for the exit status, after the end of the process's output."""
+"""Seconds to wait for the exit status after the process has closed its output."""
 LENGTH_BYTES = 8
 GRACE_SECONDS = 5
-"""Seconds after the timeout of an answer after which the process kills itself."""
+"""Seconds between the timeout of an answer and the time at which the process kills itself."""
 OUT_OF_MEMORY = 12
 """Exit status of a helper process that ran out of memory (ENOMEM)."""
 
@@ -40,11 +41,11 @@ class HelperTimeout(HelperEnded):
 
 
 class HelperRefused(Exception):
-    """The helper process cannot do its work; the message says why."""
+    """The helper process has reported that it cannot answer messages; the exception's message says why."""
 
 
 class HelperProcess:
-    """Client of a helper process. The process is started for the first message, and again after it was killed.
+    """Client of a helper process. It starts the process for the first message, and again after the process was killed.
 
     One thread at a time may ``ask``; any thread may call ``end`` meanwhile.
 
@@ -74,7 +75,7 @@ class HelperProcess:
         return self._within(process, self._seconds, lambda: _exchange(process, message))
 
     def end(self) -> None:
-        """Kill the process if it is running. A thread that waits for an answer gets ``HelperEnded``."""
+        """Kill the process if it is running. A thread that waits for an answer in ``ask`` gets ``HelperEnded``."""
         if self._process is not None:
             self._process.kill()
 
@@ -88,7 +89,7 @@ class HelperProcess:
         self.close()
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", self._module, self.argument],
-            cwd=Path(labinfer.__file__).parent.parent,  # so that the process finds this package
+            cwd=Path(labinfer.__file__).parent.parent,  # so that the process can import labinfer
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -117,7 +118,7 @@ class HelperProcess:
         timer.start()
         try:
             answer = call()
-            with deciding:  # the timer may expire right now: the next caller must not get a dying process
+            with deciding:  # the timer may expire right now, and kill the process under the next caller
                 if is_late.is_set():
                     raise EOFError
                 is_answered.set()
@@ -149,7 +150,7 @@ def _describe_end(status: int) -> str:
     if status >= 0:
         return f"its process failed with exit status {status}"
     name = signal.Signals(-status).name
-    may_lack_memory = -status in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # aborts of libraries, stack overflows
+    may_lack_memory = -status in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # libraries abort, stacks overflow
     return f"its process was killed by {name}" + ", probably out of memory or stack" * may_lack_memory
 
 
@@ -186,7 +187,7 @@ def _read_bytes(stream: BinaryIO, count: int) -> bytes:
     return bytes(data)
 
 
-# Code that runs in the helper process:
+# Code that runs in the helper process.
 
 
 def answer_messages(

@@ -1,4 +1,4 @@
-"""fit_schema: reduces JSON schemas (as zod, pydantic and OpenAPI write them) to what a grammar can enforce.
+"""fit_schema: reduces a JSON schema (as zod, pydantic and OpenAPI write them) to the keywords that a grammar can enforce.
 
 Keywords are those of JSON Schema 2020-12. Keywords of older drafts, and OpenAPI's ``nullable``, are converted to them.
 """
@@ -15,7 +15,7 @@ from labinfer.base.json_depth import MAX_DEPTH, exceeds_max_depth
 from labinfer.text.schema_exclusion import SchemaExclusion
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose value is an object that maps names to schemas."""
+"""Keywords of JSON Schema whose value is an object that maps names to schemas."""
 SCHEMA_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 SINGLE_SCHEMAS = ("items", "additionalProperties")
 PLAIN_KEYWORDS = frozenset(
@@ -26,11 +26,11 @@ UNHELD_KEYWORDS = frozenset(
     ("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames")
     + ("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties")
 )
-"""Keywords that llguidance's grammars cannot enforce. A keyword that is in none of these lists does not restrict
+"""Keywords that llguidance's grammars cannot enforce. A keyword that is neither here nor supported by llguidance does not restrict
 values."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-)  # those that llguidance supports
+)  # keywords that llguidance supports
 JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 OTHER_TYPE_NAMES = {
     "float": "number",
@@ -43,24 +43,25 @@ OTHER_TYPE_NAMES = {
     "list": "array",
     "none": "null",
 }
-"""Names of types in programming languages that clients use by mistake, with their names in JSON Schema."""
+"""Type names of programming languages that clients use by mistake → type names of JSON Schema."""
 UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\[bB]")
 """Parts of regular expressions that grammars cannot enforce: lookaround, backreferences and word boundaries."""
 MAX_SCHEMA_BYTES = 1 << 18
 """Maximum length in bytes of a schema as JSON, including parts that a grammar ignores, such as descriptions."""
 MAX_PLACE = 80
-"""Maximum characters of a location in a schema that an error or a warning quotes."""
+"""Maximum length, in characters, of a location in a schema that an error or a warning quotes."""
 MAX_NAMED = 8
 """Maximum number of keywords that an error or a warning names."""
 
 
 def fit_schema(schema: dict[str, Any], field: str, strict: bool, left_out: list[str] | None = None) -> dict[str, Any]:
-    """Convert a schema to one that llguidance can read. Options in it tell llguidance which parts it may ignore.
+    """Convert a schema to one that llguidance can read. The converted schema has options that say which parts llguidance may
+    ignore.
 
     Args:
         field: field of the request that has the schema, for errors and warnings.
         strict: whether the whole schema must be enforced.
-        left_out: list to which a sentence is added if parts of the schema are left out.
+        left_out: list to which a warning is added if parts of the schema are left out.
 
     Raises:
         UserError: the schema is nested too deeply or too long, or ``strict`` is true and no grammar can enforce a part.
@@ -125,14 +126,14 @@ def _can_repeat_names(schema: dict[str, Any]) -> bool:
 
 
 def json_type(name: str) -> str:
-    """Name of a type in JSON Schema, for a ``name`` that a client may have taken from a programming language. Unknown
-    names are returned unchanged."""
+    """JSON Schema's name of the type that a client calls ``name``, perhaps as in a programming language. Unknown names are returned
+    unchanged."""
     lower = name.lower()
     return OTHER_TYPE_NAMES.get(lower, lower if lower in JSON_TYPES else name)
 
 
 class _Fitter:
-    """Rebuilds a schema from those keywords that grammars can enforce, and records the other ones.
+    """Rebuilds a schema from the keywords that grammars can enforce, and records keywords that they cannot.
 
     Args:
         root: the whole schema, for references.
@@ -148,7 +149,7 @@ class _Fitter:
     def fit(self, schema: Any, place: str) -> Any:
         """Rebuild ``schema``, which is at a location such as ``tags.items`` in the whole schema."""
         if not isinstance(schema, dict):
-            return schema  # true and false are schemas, too
+            return schema  # true and false are schemas as well
         fitted: dict[str, Any] = {}
         for keyword, value in _newer(schema).items():
             if keyword in NAMED_SCHEMAS and isinstance(value, dict):
@@ -187,22 +188,22 @@ class _Fitter:
         return names if isinstance(value, list) else names[0]
 
     def _may_be_any(self, schemas: list[Any], place: str) -> bool:
-        """Whether ``oneOf`` of ``schemas`` may be replaced by ``anyOf``."""
+        """Whether ``anyOf`` may replace the keyword ``oneOf`` with ``schemas``."""
         if self._exclusion.holds([_newer(part) if isinstance(part, dict) else part for part in schemas]):
             return True
         if not self._strict:
             self._leave_out("the exclusion of oneOf", place)
-        return not self._strict  # if strict, llguidance refuses ``oneOf`` unless it proves the exclusion itself
+        return not self._strict  # if strict, llguidance refuses oneOf that it cannot prove exclusive
 
     def _leave_out(self, what: str, place: str) -> None:
         self.unheld.append(f"{what} (at {place})" if place else what)
 
 
 def _newer(schema: dict[str, Any]) -> dict[str, Any]:
-    """Copy of ``schema`` in which older forms of keywords are converted, and keywords with the value null are left out:
-    some clients serialize all fields of an object, used or not."""
+    """Copy of ``schema`` without older forms of keywords, which are converted, and without keywords whose value is null. Some
+    clients serialize unset fields as null."""
     newer = {keyword: value for keyword, value in schema.items() if value is not None or keyword == "const"}
-    if isinstance(items := newer.get("items"), list):  # tuples before 2020-12
+    if isinstance(items := newer.get("items"), list):  # tuples before version 2020-12
         newer["prefixItems"] = items
         newer["items"] = newer.pop("additionalItems", True)
     for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -223,7 +224,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _is_implied(keyword: str, value: Any) -> bool:
-    """Whether all values that a grammar generates satisfy a keyword in any case."""
+    """Whether every value that a grammar generates satisfies ``keyword`` with this ``value``, even if the grammar ignores it."""
     if keyword == "propertyNames":
         return value in ({}, True, {"type": "string"})
     return value is False and keyword == "uniqueItems"

@@ -1,4 +1,5 @@
-"""LimitedEnvironment: renders chat templates within limits of time and memory. Templates are programs that may loop forever or allocate gigabytes."""
+"""LimitedEnvironment: a Jinja environment that renders chat templates within limits of time and memory. Templates are programs that
+may loop forever or allocate gigabytes."""
 
 from __future__ import annotations
 
@@ -19,24 +20,25 @@ from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 RENDER_SECONDS = 5.0
-"""Maximum CPU time of a rendering, in seconds."""
+"""Maximum CPU time of rendering a template once, in seconds."""
 RENDER_BYTES = 1 << 29
-"""Maximum bytes by which the memory of the process may grow during a rendering; growth by other threads counts, too."""
+"""Maximum bytes by which the memory of the process may grow while a template is rendered. What other threads allocate counts,
+too."""
 GROWING_SECONDS = 0.05
-"""Minimum CPU time in seconds after which a rendering is blamed for growth of memory: in less it cannot have allocated
+"""Minimum CPU time, in seconds, after which a rendering can be the cause of grown memory: in less time it cannot have allocated
 ``RENDER_BYTES``."""
 MAX_SIZE = 1 << 24
-"""Maximum number that a string method or a filter may receive, and maximum length of a repeated string or list."""
+"""Maximum value of a number that is passed to a string method or a filter, and maximum length of a repeated string or list."""
 MAX_BITS = 1 << 14
-"""Maximum bits of an integer."""
+"""Maximum number of bits of an integer that a template computes."""
 POLL_SECONDS = 0.02
-"""Seconds between two checks of a rendering's CPU time and memory."""
+"""Seconds between two checks of the CPU time and memory of a rendering."""
 RETRY_SECONDS = 1.0
-"""Seconds after which the exception is raised again in a rendering that has survived it (a destructor may have
-swallowed it)."""
+"""Seconds after which ``RenderingEnded`` is raised again in a rendering that goes on (a destructor may have swallowed the
+exception)."""
 Result = TypeVar("Result")
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(?:\d{8}|\*)|\{[^{}]*:[^{}]*(?:\d{8}|\{)")
-"""Pattern of a format field with a width that is huge or computed."""
+"""Pattern of a format field whose width is huge or computed."""
 
 
 class RenderingEnded(Exception):
@@ -44,8 +46,8 @@ class RenderingEnded(Exception):
 
 
 class _LimitedCode(CodeGenerator):
-    """Code generator that compiles the operator ``~`` to a call of ``environment.chain``, as the sandbox does not
-    intercept that operator."""
+    """Code generator that compiles the operator ``~`` to a call of ``environment.chain``, as Jinja's sandbox does not intercept
+    ``~``."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.chain(context, (")
@@ -56,12 +58,13 @@ class _LimitedCode(CodeGenerator):
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A Jinja sandbox in which no single operation takes much time or memory. ``within_limits`` bounds the total."""
+    """A Jinja sandbox in which no single operation takes much time or memory. ``within_limits`` bounds the sum of all
+    operations."""
 
     code_generator_class = _LimitedCode
     intercepted_binops = frozenset(
         ("+", "*", "**", "%")
-    )  # if not intercepted, Jinja also computes them at compile time
+    )  # operators that are not listed, Jinja also computes at compile time
 
     def __init__(self, **options: Any):
         super().__init__(**options)
@@ -78,13 +81,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join the text of a block, a macro or the whole template."""
+        """Join the pieces of text of a block, a macro or the whole template."""
         parts = list(parts)
         _check_size(_num_characters(parts))
         return "".join(parts)
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        method = getattr(function, "__wrapped__", function)  # the sandbox wraps ``str.format``
+        method = getattr(function, "__wrapped__", function)  # Jinja's sandbox wraps str.format
         if isinstance(text := getattr(method, "__self__", None), str):
             _check_arguments(*arguments, *named.values())
             if "format" in function.__name__:
@@ -94,7 +97,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def within_limits(render: Callable[[], Result]) -> Result:
-    """Return the result of a rendering.
+    """Call ``render`` and return its result.
 
     Raises:
         RenderingEnded: the rendering exceeded the limit of CPU time or memory.
@@ -110,7 +113,7 @@ def within_limits(render: Callable[[], Result]) -> Result:
 
 
 class _Watch:
-    """A watchdog thread. Until it is stopped, it raises ``RenderingEnded`` in the thread that created it if that
+    """Watchdog thread for the rendering in the thread that created it. Raises ``RenderingEnded`` in that thread if the rendering
     exceeds a limit."""
 
     def __init__(self) -> None:
@@ -118,15 +121,15 @@ class _Watch:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._stopped, self._lock = threading.Event(), threading.Lock()
-        # Read here: the watchdog may first run when the rendering has already grown.
+        # Read here, as the memory may have grown before the watchdog thread first runs.
         self._begin, self._memory = time.clock_gettime(self._clock), _own_bytes()
         threading.Thread(target=self._run, name="rendering", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the watchdog thread. It raises nothing in the rendering thread afterwards."""
+        """Stop the watchdog thread. Afterwards it raises nothing in the rendering thread."""
         try:
             self._take_back()
-        except RenderingEnded:  # raised just now; the next one takes at least ``RETRY_SECONDS``
+        except RenderingEnded:  # raised just now; not raised again for ``RETRY_SECONDS``
             self._take_back()
 
     def _take_back(self) -> None:
@@ -141,7 +144,7 @@ class _Watch:
                     time.sleep(0)
 
     def _run(self) -> None:
-        with suppress(OSError):  # the thread is gone
+        with suppress(OSError):  # the thread has ended
             while not self._stopped.wait(RETRY_SECONDS if self.reason else POLL_SECONDS):
                 taken = time.clock_gettime(self._clock) - self._begin
                 if taken > RENDER_SECONDS:
@@ -157,7 +160,7 @@ class _Watch:
 
 
 def _raise_in(thread: int) -> None:
-    """Raise ``RenderingEnded`` asynchronously in another thread."""
+    """Raise ``RenderingEnded`` in the thread with the identifier ``thread``, wherever it is."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(RenderingEnded))
 
 
@@ -169,13 +172,13 @@ def _own_bytes() -> int:
 
 
 def limited(function: Callable) -> Callable:
-    """Wrap a Jinja filter (or string method) so that it refuses huge numbers as arguments, and, for some filters, huge
+    """Wrap a Jinja filter (or string method) so that it refuses arguments that are huge numbers. Some filters also refuse huge
     results."""
     first = 1 + hasattr(
         function, "jinja_pass_arg"
     )  # index of the first argument after the context and the filtered value
 
-    @wraps(function)  # also copies Jinja's attributes
+    @wraps(function)  # also copies the attributes that Jinja sets
     def call(*arguments: Any, **named: Any) -> Any:
         context, text, rest = arguments[: first - 1], arguments[first - 1], arguments[first:]
         _check_arguments(*rest, *named.values())
@@ -201,7 +204,7 @@ def _check_arguments(*values: Any) -> None:
 
 
 def _check_format(form: Any, values: Any) -> None:
-    """Refuse a format string whose fields have a huge or computed width, or would make a huge text of ``values``."""
+    """Refuse a format string whose fields have a huge or computed width, or which would make a huge text of ``values``."""
     if not isinstance(form, str):
         return
     if _WIDTH.search(form):
@@ -210,8 +213,8 @@ def _check_format(form: Any, values: Any) -> None:
 
 
 def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> Sequence[Any]:
-    """Refuse a string method whose result would be huge. Returns the arguments; iterables that can be read only once
-    are replaced by lists."""
+    """Refuse a string method whose result would be huge. Returns the arguments, with lists in place of iterables that can be read
+    only once."""
     if name == "join" and arguments:
         arguments = (list(arguments[0]), *arguments[1:])
         _check_join(arguments[0], text)

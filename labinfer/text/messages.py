@@ -1,4 +1,5 @@
-"""Message: a message of a conversation in a request. Names and meanings are OpenAI's (API reference, "Create chat completion")."""
+"""Message: one message of a conversation, as requests contain it. Names and meanings are OpenAI's (API reference, "Create chat
+completion")."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from labinfer.base.errors import UserError
 from labinfer.text.tools import CalledFunction, PastCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-"""Roles of messages. ``function`` is OpenAI's deprecated role for the result of a call, used with ``functions``."""
+"""Roles of messages. ``function`` is OpenAI's deprecated role for the result of a function call (requests with ``functions``)."""
 Ending = Literal["before answer", "behind message", "in message"]
-"""Where the text of a conversation ends: at the beginning of the assistant's answer, after the last message, or inside
-that message."""
+"""Where the text of a conversation ends: where the assistant's answer begins, after the last message, or inside the last
+message."""
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
-"""Roles that have another name in chat templates."""
+"""Roles that have another name in chat templates → the name."""
 
 PARAGRAPHS = "\n\n"
-"""Separator between texts of a request that become one message of a chat template."""
+"""Separator between several texts of a request that one message of the chat template gets."""
 MAX_MESSAGES = 1 << 14
 """Maximum number of messages of a conversation, of parts of a message, and of tool calls of a message."""
 
@@ -28,7 +29,8 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fiel
 
     text: str
     cache_control: Any = None
-    """Accepted and ignored: the prefix cache needs no hints."""
+    """Key that some clients send (a hint for Anthropic's prefix cache). Accepted and ignored, as the prefix cache here needs no
+    hints."""
 
 
 class _UnreadPart(msgspec.Struct, tag_field="type"):
@@ -38,15 +40,15 @@ class _UnreadPart(msgspec.Struct, tag_field="type"):
 
 
 class ImagePart(_UnreadPart, tag="image_url"):
-    """Image in a message. Such requests are refused, as only text is supported."""
+    """Image part of a message. A request with one is refused, as only text is supported."""
 
 
 class AudioPart(_UnreadPart, tag="input_audio"):
-    """Audio in a message; refused like ``ImagePart``."""
+    """Audio part of a message. A request with one is refused, as only text is supported."""
 
 
 class FilePart(_UnreadPart, tag="file"):
-    """File in a message; refused like ``ImagePart``."""
+    """File part of a message. A request with one is refused, as only text is supported."""
 
 
 UNREAD_PARTS = (ImagePart, AudioPart, FilePart)
@@ -54,11 +56,11 @@ Part = TextPart | ImagePart | AudioPart | FilePart
 
 
 def for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Convert a message to the form that chat templates take: text parts are joined, and the arguments of tool calls
-    become objects. Other keys are kept, as templates may use them.
+    """Convert a message to the form that chat templates take: text parts are joined, and the arguments of tool calls become
+    objects. All other keys are kept, as templates may use them.
 
     Raises:
-        UserError: a part of the content is invalid or no text, or a tool call is invalid.
+        UserError: a part of the content is invalid or is not text, or a tool call is invalid.
     """
     content, calls, changes = message.get("content"), message.get("tool_calls"), {}
     try:
@@ -79,14 +81,14 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
     content: str | Annotated[list[Part], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[PastCall], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
-    """Tool calls of an assistant's message, whose content may then be null."""
+    """Tool calls of an assistant's message, a message with tool calls may have null content."""
     reasoning: str | None = None
     reasoning_content: str | None = None
     """Older name of ``reasoning``: the reasoning in an assistant's message."""
     tool_call_id: str | None = None
     """Id of the tool call that a message of role ``tool`` answers."""
     function_call: CalledFunction | None = None
-    """Function call of an assistant's message, in OpenAI's deprecated form."""
+    """Function call of an assistant's message, in the form of OpenAI's deprecated field ``function_call``."""
 
     def as_dict(self) -> dict[str, Any]:
         """The message in the form that chat templates take."""
@@ -109,7 +111,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class MessageBuilder:
-    """Builds a message from several texts. The first text that is added replaces an empty content.
+    """Builds a message from several texts. If the content is empty, the first added text becomes the content.
 
     Args:
         role: name of the role in chat templates.

@@ -1,4 +1,4 @@
-"""ReasoningTokens: counts the reasoning tokens of an answer."""
+"""ReasoningTokens: counts the tokens of an answer that are reasoning."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 class ReasoningTokens:
-    """Counts the reasoning tokens of one answer, delimiters included.
+    """Counts the tokens of one answer that are reasoning or its delimiters.
 
-    A token counts as reasoning if its last character belongs to the reasoning. Each token is decoded once, so that the
-    tokens of a growing answer can be counted repeatedly.
+    A token counts as reasoning if its last character belongs to the reasoning. While the answer grows, its tokens can be counted
+    again and again: each token is decoded only once.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._decoder = tokenizer.reply_decoder()
-        self._ends = [0]  # complete characters of the reply after each number of tokens
+        self._ends = [0]  # number of complete characters of the reply after each token
 
     def count(self, parser: ReplyParser, token_ids: list[int]) -> int:
         """Number of reasoning tokens among ``token_ids``.

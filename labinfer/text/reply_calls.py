@@ -1,4 +1,4 @@
-"""Tool calls in replies. OpenCall: a call whose text is still arriving; CallReader: parses the text of calls."""
+"""Tool calls in replies. OpenCall: a call of which only the beginning has arrived; CallReader: parses the text of calls."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from labinfer.text.reply_parts import ToolCall
 from labinfer.text.response_template import Field
 
 MAX_ID = 100
-"""Maximum characters of the id that a model gives a call; a longer id is replaced."""
+"""Maximum length, in characters, of the id that a model writes for a call; a longer id is replaced."""
 _BLANKS = re.compile(r"\s*")
 _STRING_MARKS = {"outside": re.compile('"'), "in string": re.compile(r'["\\\x00-\x1f]')}
 
 
 @dataclass(kw_only=True)
 class OpenCall:
-    """A tool call in a streamed reply whose end has not arrived yet. Positions are indices into the reply's text."""
+    """A tool call in a streamed reply of which only the beginning has arrived. Positions are indices into the reply's text."""
 
     field: Field
     match: Match
     begin: int = 0
-    """Position after the opening delimiter."""
+    """Position after the call's opening delimiter."""
     read: int = 0
     """Position up to which the call's text has been scanned."""
     first: int = 0
-    """Position up to which the call's text is known to be blank."""
+    """Position up to which the call's text is known to be white space."""
     state: str = "outside"
     """State of the JSON scanner: ``outside`` (of strings), ``in string``, ``escaped``, or ``broken`` (not valid JSON,
     for example a line feed inside a string)."""
@@ -42,11 +42,11 @@ class OpenCall:
 
     @property
     def is_json(self) -> bool:
-        """Whether the format writes calls as standard JSON."""
+        """Whether the reply format writes calls as standard JSON."""
         return self.field.content == "json" and not {"string_delims", "allow_non_json"} & self.field.arguments.keys()
 
     def move(self, cut: int) -> None:
-        """Adjust all positions after the first ``cut`` characters of the reply's text have been dropped."""
+        """Reduce all positions by ``cut``, as the first ``cut`` characters of the reply's text have been dropped."""
         self.match = Match(self.match.begin - cut, self.match.end - cut, self.match.captures)
         self.begin, self.read, self.first = self.begin - cut, self.read - cut, self.first - cut
 
@@ -91,7 +91,7 @@ class CallReader:
         """Parse the complete text of one call or of several calls.
 
         Args:
-            captures: texts of the named groups of the opening delimiter.
+            captures: texts that the named groups of the opening delimiter matched.
 
         Raises:
             ValueError: the text is neither a tool call nor a list of tool calls.
@@ -103,8 +103,8 @@ class CallReader:
         return calls
 
     def read_cut(self, text: str, field: Field, captures: dict[str, str]) -> list[ToolCall]:
-        """Parse the truncated text of calls. The last call gets the arguments that have arrived; it is left out if even
-        its name is incomplete.
+        """Parse the truncated text of calls. The last call gets the arguments that have arrived. A last call whose name is
+        incomplete is left out.
 
         Raises:
             ValueError: the text cannot be the beginning of a tool call or of a list of tool calls.
@@ -153,7 +153,7 @@ class CallReader:
         name = call.get("name") if isinstance(call, dict) else None
         if not isinstance(name, str) or not name:
             raise ValueError("no name")
-        arguments = call.get("arguments", call.get("parameters", {}))  # Llama says ``parameters``
+        arguments = call.get("arguments", call.get("parameters", {}))  # Llama writes ``parameters``
         if isinstance(arguments, str):
             arguments = parse_content(arguments, "json", {})
         if not isinstance(arguments, dict):
@@ -181,7 +181,7 @@ def _spell_json(arguments: dict[str, Any]) -> str:
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can only escape
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can only write as an escape
         return json.dumps(arguments, allow_nan=False)
     except RecursionError:
         raise ValueError("nested too deeply") from None

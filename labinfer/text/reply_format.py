@@ -1,6 +1,6 @@
-"""ReplyFormat: how the replies of a checkpoint are parsed, and the texts that constrained replies must contain.
+"""ReplyFormat: how the replies of a checkpoint are parsed, and the texts that grammars for its replies contain.
 
-A format is a JSON file: one in ``response_templates/``, or a user's; see ``docs/response-templates.md``.
+A format is a JSON file in ``response_templates/``, or a user's file; see ``docs/response-templates.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReasoningDelimiters(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class CallForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The text of tool calls in a model's replies, with placeholders, from which grammars that force calls are made."""
+    """How a model writes tool calls, as texts with placeholders. Grammars that force calls are made from them."""
 
     text: str
     """Text of one call, with the placeholders ``{name}``, ``{arguments}`` and, if calls are numbered, ``{index}``."""
@@ -53,18 +53,18 @@ class FormatFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     response_template: dict[str, Any]
     marks: list[str] = []
-    """Texts by which this format is recognized: a chat template that contains all of them belongs to such a model."""
+    """Texts by which the format is chosen: it fits a model whose chat template contains all of them."""
     reasoning: ReasoningDelimiters | None = None
     answer: str = ""
     """Text that the model writes before its content, after any reasoning."""
     call: CallForm | None = None
     id_letters: int = 0
-    """Number of letters and digits in the id of a call; 0 for ids like OpenAI's."""
+    """Number of letters and digits in the id that a call gets; 0 for ids such as OpenAI's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyFormat:
-    """Format of a model's replies: its response template, and the texts that are needed to constrain replies."""
+    """Format of a model's replies: the response template that parses them, and texts for grammars that constrain them."""
 
     name: str
     template: ResponseTemplate
@@ -75,7 +75,7 @@ class ReplyFormat:
     follow reasoning."""
     answer: str
     call: CallForm | None
-    """Text of tool calls; None if the model's format does not allow calls to be forced."""
+    """How the model writes tool calls; None if the format cannot force calls."""
     id_letters: int
 
     @property
@@ -85,7 +85,7 @@ class ReplyFormat:
         return "reasoning_content" if field is None else field.name
 
     def parser(self, prompt: str, tools: list[dict[str, Any]], parallel: bool) -> ReplyParser:
-        """Make a parser for one reply. Of ``prompt`` only the end is needed. See ``ReplyParser``."""
+        """Make a parser for one reply to ``prompt``, of which only the end is needed. For the arguments see ``ReplyParser``."""
         prompt_part = self.template.after_start(prompt)
         if prompt_part is None:
             prompt_part = next((text for text in self._reasoning_openings() if prompt.rstrip().endswith(text)), "")
@@ -109,7 +109,7 @@ class ReplyFormat:
 
 
 def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | None:
-    """Choose the format of a checkpoint's replies. None if all text of replies is content.
+    """Choose the format of a checkpoint's replies. None if replies have neither reasoning nor tool calls.
 
     Args:
         given: value of ``--response-template``: name of a built-in format, a JSON file, or ``none``; empty to choose
@@ -134,7 +134,7 @@ def choose_format(given: str, own: Any, chat_template: str) -> ReplyFormat | Non
 
 
 def describe_choice(chosen: ReplyFormat | None, given: str) -> str:
-    """Describe for the log how replies are parsed.
+    """Line for the log that says how replies are parsed.
 
     Args:
         chosen: result of ``choose_format``.
@@ -161,8 +161,7 @@ def load_built_in(name: str) -> ReplyFormat:
 
 
 def _by_marks(chat_template: str) -> ReplyFormat | None:
-    """The built-in format all of whose marks occur in ``chat_template``; if there are several, the one with the longest
-    marks."""
+    """The built-in format whose marks all occur in ``chat_template``. If several formats match, the one with the longest marks."""
     lengths = {}
     for name in built_in_names():
         marks = _decode((BUILT_IN / f"{name}.json").read_bytes()).marks
@@ -190,7 +189,7 @@ def _decode(data: bytes) -> FormatFile:
     """Decode a reply format from JSON.
 
     Raises:
-        ValueError: ``data`` is neither a format nor a bare response template.
+        ValueError: ``data`` is neither a reply format nor a response template alone.
     """
     try:
         source = msgspec.json.decode(data)
@@ -202,7 +201,7 @@ def _decode(data: bytes) -> FormatFile:
 
 
 def _make(name: str, file: FormatFile, like: ReplyFormat | None) -> ReplyFormat:
-    """Make a format from ``file``. Texts that the file does not give are taken from the format ``like``.
+    """Make a reply format from ``file``. Texts that ``file`` lacks are taken from the format ``like``.
 
     Raises:
         ValueError: the template is invalid.

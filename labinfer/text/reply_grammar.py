@@ -1,7 +1,7 @@
-"""Grammars of chat replies: structured output that may follow reasoning, and forced tool calls.
+"""Grammars for chat replies with structured output, which may follow reasoning, and for replies with forced tool calls.
 
-The grammars use Lark's notation as llguidance reads it. In it, tokens that were added to the vocabulary are written by
-id, such as ``<[151657]>``: they never match text, as models have never seen them spelled with other tokens.
+The grammars use Lark's notation as llguidance reads it. Tokens that were added to the vocabulary are written by id, such as
+``<[151657]>``: only the token itself matches, not its text written with other tokens, which no model was trained on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACES = re.compile(r"\{(name|arguments|index|key|string)\}")
 
 
 class GrammarWriter:
-    """Writes texts of a reply format as grammar expressions, and collects the rules to which these refer.
+    """Writes texts of a reply format as grammar expressions, and collects the grammar rules that the expressions refer to.
 
     Args:
         added_tokens: ids of the tokens added to the vocabulary, by text.
@@ -59,7 +59,7 @@ class GrammarWriter:
         first = self._tokens.search(text)
         head, rest = text[: first.start() if first else len(text)], text[first.start() if first else len(text) :]
         if not head:
-            if spelled:  # a terminal, as only terminals allow an intersection
+            if spelled:  # a terminal, as only terminals can be intersected
                 self.rules.append(f"ANY_{len(self.rules)}: {anything}")
                 anything = f"ANY_{len(self.rules) - 1}"
             return f"{anything} {self.text(text)}"
@@ -101,8 +101,8 @@ def before_form(
 def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> str:
     """Make a grammar of replies that consist of the tool calls that ``tool_choice`` forces.
 
-    A named tool is called exactly once. With ``required``, up to ``MAX_FORCED_CALLS`` calls are allowed if the format
-    supports several.
+    A tool that ``tool_choice`` names is called exactly once. With ``required``, the model makes up to ``MAX_FORCED_CALLS`` calls,
+    or one if the format supports only one.
     """
     functions, several = use.forced_functions
     writer, calls = GrammarWriter(added_tokens), []
@@ -123,12 +123,12 @@ def forced_calls(use: ToolUse, form: CallForm, added_tokens: dict[str, int]) -> 
 
 
 def _arguments(schema: dict[str, Any], form: CallForm, writer: GrammarWriter) -> str:
-    """Grammar expression for arguments that are written one by one, in the order of the schema. Optional arguments may
-    be missing."""
+    """Grammar expression for a call's arguments, each written as text of its own, in the order of the schema. Optional arguments
+    may be missing."""
     arguments, parts = ArgumentSchema(schema), []
     shared = arguments.definitions | {"x-guidance": schema["x-guidance"]}
     before, _, after = form.argument.partition("{value}")
-    # Tags that must not occur inside a value: they would end it, and with it the call.
+    # Tags that must not occur in a value, as they would end the value and with it the call.
     end = form.text.partition("{arguments}")[2].strip().partition("\n")[0]
     tags = (re.match(r"[^=>{]*[=>]?", before.strip())[0], end)
     for key in arguments.properties:
@@ -150,7 +150,7 @@ def _values(
         shared: keys to add to each JSON schema.
         tags: strings that must not occur in a value.
     """
-    if texts.takes_any:  # includes values of other types
+    if texts.takes_any:  # a schema with several types: includes values that are no strings
         yield True, writer.until(after, texts.min_length, texts.max_length, without=tags)
         return
     strings = [writer.text(text) or '""' for text in texts.strings]

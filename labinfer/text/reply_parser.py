@@ -1,4 +1,4 @@
-"""ReplyParser: splits a streamed reply into reasoning, tool calls and content, by a response template."""
+"""ReplyParser: splits a streamed reply into reasoning, tool calls and content, as the checkpoint's response template says."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from labinfer.text.reply_parts import Content, Event, Reasoning, ReplyText, Tool
 from labinfer.text.response_template import Field, ResponseTemplate, is_empty
 
 WINDOW = 1024
-"""Number of characters that are examined at a time, so that a reply with many fields is not searched again and again."""
+"""Number of characters that are searched for delimiters at a time. Searching the whole rest of a reply for each field would take
+quadratic time."""
 
 
 class ReplyParser:
-    """Parses a reply as its text streams in. The events, joined, do not depend on how the text is divided into pieces.
+    """Parses a reply as its text streams in. The joined events do not depend on how the text is divided into pieces.
 
-    A tool call becomes one event, at its end. Text that is not a valid call (its JSON is invalid, its name is missing,
-    or the reply ends inside it) becomes text of the field in which it began, with its delimiters. Complete JSON is a
-    call even if its closing delimiter is missing. A closing delimiter inside a JSON string is part of that string. No
-    text raises an error.
+    A tool call becomes one event, when its end has arrived. A call that is not valid (its JSON is invalid, its name is missing, or
+    the reply ends inside it) becomes text, delimiters included, of the field in which it began. Complete JSON is a call even if its
+    closing delimiter is missing. A closing delimiter inside a JSON string is part of that string. No text raises an error.
 
-    White space is dropped where the texts of two fields meet, unless the field has ``"strip": false``. A reply without
-    any delimiter keeps all its white space. Fields other than reasoning and calls are content.
+    White space is dropped where the texts of two fields meet, unless the field has ``"strip": false``. A reply without any
+    delimiter keeps all its white space. All fields but reasoning and tool calls are content.
 
     Args:
-        prompt: the part of the prompt that already belongs to the reply (``ResponseTemplate.after_start``). It may open
-            the reasoning, and makes no events.
+        prompt: the part of the prompt that already belongs to the reply (``ResponseTemplate.after_start``). It may open the
+            reasoning. No events are made of it.
         tools: offered tools, in the form of chat templates. Arguments that are texts are converted to the types in
             their schemas. Without tools, calls are parsed as content.
         parallel: whether the reply may have several tool calls; if not, it ends after the first one, and later text is
@@ -48,15 +48,15 @@ class ReplyParser:
         self._template, self._parallel, self._offers = template, parallel, bool(tools)
         self._reader = CallReader(tools or [], make_id)
         self._text = ""
-        self._begin = 0  # text before this position has been parsed
-        self._end = 0  # end of the window of text that is examined
-        self._no_calls_before = 0  # calls are searched from here on: earlier ones have failed
-        self._passed: set[tuple[bool, str]] = set()  # delimiters with an empty match at ``_begin``
+        self._begin = 0  # text before this position is parsed
+        self._end = 0  # end of the window of text that is searched
+        self._no_calls_before = 0  # calls are searched from here on; at earlier positions none is valid
+        self._passed: set[tuple[bool, str]] = set()  # delimiters that have matched an empty text at ``_begin``
         self._field = template.leftover
         self._call: OpenCall | None = None
         self._is_over = self._is_cut = False
-        self._num_forgotten = -len(prompt)  # characters of the reply dropped from ``_text``
-        self._reasoning_begin = 0  # offset in the reply, as all positions of reasoning
+        self._num_forgotten = -len(prompt)  # characters of the reply that were dropped from ``_text``
+        self._reasoning_begin = 0  # character offset in the reply; reasoning positions are counted so, too
         self._past_reasoning: list[tuple[int, int]] = []
         self._is_closed_by_prompt = _has_closing(template, prompt)
         self._events: list[Event] = []
@@ -69,7 +69,7 @@ class ReplyParser:
             part.forget()
 
     def feed(self, text: str) -> list[Event]:
-        """Parse the next piece of the reply. Returns the events that it completes."""
+        """Parse the next piece of the reply. Returns the events that the piece completes."""
         self._text += text
         return self._run(at_end=False)
 
@@ -77,8 +77,8 @@ class ReplyParser:
         """End the reply. Returns the remaining events.
 
         Args:
-            is_cut: whether the reply is truncated, as by ``max_tokens``. If tools were offered, an open call is then reported with its
-                arguments so far, and a possible beginning of a delimiter is dropped.
+            is_cut: whether the reply is truncated, for example by ``max_tokens``. If so, and if tools were offered, an open call is
+                reported with the arguments that have arrived, and text that may be the beginning of a delimiter is dropped.
         """
         self._is_cut = is_cut and self._offers
         events = self._run(at_end=True)
@@ -93,15 +93,15 @@ class ReplyParser:
 
     @property
     def reasoning_spans(self) -> list[tuple[int, int | None]]:
-        """Begin and end of each reasoning text in the reply, with its delimiters, in characters. The end is None if the
-        reasoning is still open."""
+        """Begin and end of each reasoning text in the reply, delimiters included, in characters. The end is None if the reasoning
+        is not closed yet."""
         is_open = [(self._reasoning_begin, None)] * self.is_reasoning
         return [(max(0, begin), end) for begin, end in self._past_reasoning + is_open if end is None or end > 0]
 
     @property
     def has_reasoned(self) -> bool:
-        """Whether reasoning has been opened or closed, in the prompt or in the reply. Chat templates suppress reasoning
-        by either or both."""
+        """Whether reasoning has been opened or closed, in the prompt or in the reply. A chat template that suppresses reasoning
+        writes the closing delimiter, or both delimiters, into the prompt."""
         return self._is_closed_by_prompt or self._parts[Reasoning].is_used
 
     def _run(self, at_end: bool) -> list[Event]:
@@ -120,8 +120,7 @@ class ReplyParser:
         return not self._is_over and (self._read_text(at_end) if self._call is None else self._read_call(at_end))
 
     def _forget_text(self) -> None:
-        """Drop parsed text, except one character, by which patterns recognize that they are not at the beginning of a
-        text."""
+        """Drop parsed text except its last character, which shows patterns that the rest is not the beginning of a text."""
         if (cut := self._begin - 1) > 0:
             self._text = self._text[cut:]
             self._begin, self._end = 1, self._end - cut
@@ -130,7 +129,7 @@ class ReplyParser:
             if self._call is not None:
                 self._call.move(cut)
 
-    # Text: reasoning, content, and dropped text.
+    # Text of a field: reasoning, content, or dropped text.
 
     def _read_text(self, at_end: bool) -> bool:
         matches, hold = [], self._end
@@ -168,7 +167,7 @@ class ReplyParser:
         return True
 
     def _watched(self) -> list[tuple[bool, Field]]:
-        """Delimiters that may come next, as (whether it is a closing one, its field)."""
+        """Delimiters that may come next, each as (whether it closes, its field)."""
         current = self._field
         closes = [(True, current)] if current is not None and current.close is not None else []
         if current is not self._template.leftover:
@@ -189,8 +188,7 @@ class ReplyParser:
         self._move(end)
 
     def _call_at(self, position: int, at_end: bool) -> bool:
-        """Begin a call at ``position``, which ends reasoning that was not closed. If there is no call, the reasoning
-        ends there.
+        """Begin a call at ``position``, which ends reasoning that was not closed. If no call begins there, only the reasoning ends.
 
         Returns False if more text is needed to decide.
         """
@@ -201,7 +199,7 @@ class ReplyParser:
             if match and match.begin == position:
                 if self._offers and position >= self._no_calls_before:
                     self._call = OpenCall(field=field, match=match)
-                return True  # without tools the reasoning continues
+                return True  # without tools, the reasoning continues
             if not at_end and field.open.pending(self._text, position, self._end) == position:
                 self._passed.clear()
                 return False
@@ -300,12 +298,12 @@ class ReplyParser:
         """Treat the text of a call that is not valid as text of the field in which it began. Another call may begin
         inside it.
 
-        If several calls begin inside it, only the last one can be complete: the delimiter that ended this call would
+        If several calls begin inside it, only the last of them can be complete: the delimiter that ended the failed call would also
         have ended each earlier one.
         """
         call, self._call = self._call, None
         self._no_calls_before = max(call.match.end, call.match.begin + 1)
-        if self._field is None:  # content even without a leftover field
+        if self._field is None:  # content, even if the template has no field for it
             self._events.append(Content(self._text[call.match.begin : end]))
             self._move(end)
             return True

@@ -1,4 +1,4 @@
-"""Parts of a parsed reply: pieces of reasoning and content, and whole tool calls; and how pieces of text are joined."""
+"""Parts of a parsed reply: Reasoning, Content and ToolCall; ReplyText: joins the pieces of a reply's text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from labinfer.text.response_template import Field
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A piece of a reply's reasoning."""
+    """A piece of the reasoning in a reply; the pieces are joined."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of a reply's content."""
+    """A piece of the content of a reply; the pieces are joined."""
 
     text: str
 
@@ -46,7 +46,7 @@ class Reply:
 
 
 def join_events(events: list[Event]) -> Reply:
-    """Join the events of a reply."""
+    """Join the events of a reply to the complete reply."""
     texts: dict[type, list[str]] = {Reasoning: [], Content: []}
     for event in events:
         if not isinstance(event, ToolCall):
@@ -57,8 +57,8 @@ def join_events(events: list[Event]) -> Reply:
 
 @dataclass(kw_only=True)
 class ReplyText:
-    """The reasoning or the content of a reply, which may come in several pieces. White space at the ends of a piece is
-    held back until it is known whether it is kept."""
+    """The reasoning or the content of a reply, which may come in several pieces. White space at the end of a piece is held back
+    until it is known whether to keep it."""
 
     kind: type[Reasoning] | type[Content]
     is_first: bool
@@ -68,7 +68,7 @@ class ReplyText:
     blank: str = ""
     has_text: bool = False
     is_fresh: bool = True
-    """Whether the current field has no text yet."""
+    """Whether the field that is open now has no text yet."""
 
     def open(self, field: Field) -> None:
         self.blank, self.is_fresh = "", True
@@ -97,5 +97,5 @@ class ReplyText:
         return self.kind(blank) if blank else None
 
     def forget(self) -> None:
-        """Forget the text so far, as it belongs to the prompt rather than to the reply."""
+        """Drop the text so far, which belongs to the prompt and not to the reply."""
         self.blank, self.has_text = "", False

@@ -25,11 +25,11 @@ class ReplyReader:
         self.has_functions = tool_use.has_functions
         """Whether tool calls are reported in OpenAI's deprecated form (``function_call``)."""
         self.num_calls = 0
-        """Tool calls so far."""
+        """Number of tool calls in the answer so far."""
 
     def read(self, text: str, finish_reason: str | None) -> list[Event]:
-        """Parse the next piece of the answer. Returns the events that it completes; the last piece completes all of
-        them.
+        """Parse the next piece of the answer. Returns the events that the piece completes. The last piece completes all remaining
+        events.
 
         Args:
             finish_reason: the engine's finish reason if this is the last piece, otherwise None. With ``length`` the
@@ -51,5 +51,5 @@ class ReplyReader:
         return "function_call" if self.has_functions else "tool_calls"
 
     def num_reasoning_tokens(self, token_ids: list[int]) -> int:
-        """Number of reasoning tokens, including delimiters, in ``token_ids``: all tokens of the answer so far."""
+        """Number of reasoning tokens, including delimiters, in ``token_ids``, which are all tokens of the answer so far."""
         return 0 if self._parser is None else self._reasoning_tokens.count(self._parser, token_ids)

@@ -1,7 +1,7 @@
-"""ResponseTemplate: splits replies into reasoning, tool calls and content; in Transformers' format.
+"""ResponseTemplate: describes how to split replies into reasoning, tool calls and content, in Transformers' format.
 
-A template (Transformers' documentation, "Response parsing") names fields. Each field has the delimiters of its text, and
-the kind of that text. A field without an opening delimiter takes the remaining text:
+A template (Transformers' documentation, "Response parsing") names fields. A field has delimiters, between which its text is, and
+the kind of the text. A field without an opening delimiter gets all text outside of the other fields:
 
     {"start_anchor": "<|im_start|>assistant\\n",
      "fields": {"reasoning_content": {"open": "<think>", "close": "</think>"},
@@ -18,7 +18,7 @@ from labinfer.text.content_parsers import check_arguments, check_transform
 from labinfer.text.delimiters import Delimiter, LiteralDelimiter, Match, PatternDelimiter
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names that the field for reasoning has in various chat templates."""
+"""Names of the field for reasoning; chat templates differ."""
 CALLS_FIELD = "tool_calls"
 TEMPLATE_KEYS = {
     "version": int,
@@ -55,11 +55,12 @@ class Field:
     """Kind of the field's content; see ``content_parsers.CONTENTS``."""
     arguments: dict[str, Any]
     join: str
-    """Text that joins several pieces of this field."""
+    """Text that is put between two pieces of the field."""
     transform: Any
-    """JSON value in which placeholders stand for parts of the parsed value; None if the parsed value itself is used."""
+    """JSON value with placeholders for parts of the parsed content, which becomes the field's value. None if the parsed content is
+    the value."""
     transform_each: bool
-    """Whether the parsed value is a list, each element of which is transformed."""
+    """Whether the parsed content is a list of which each element is transformed."""
 
     @property
     def is_reasoning(self) -> bool:
@@ -77,9 +78,9 @@ class Field:
 
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """A parsed template.
+    """A parsed response template.
 
-    ``start`` is the delimiter in the prompt after which the reply begins.
+    ``start`` is the delimiter in the prompt that precedes the reply.
     """
 
     start: Delimiter
@@ -108,7 +109,7 @@ class ResponseTemplate:
 
     @property
     def leftover(self) -> Field | None:
-        """The field that takes all text outside of the other fields. None if that text is dropped."""
+        """The field that gets all text outside of the other fields. None if text outside of fields is dropped."""
         return next((field for field in self.fields if field.open is None), None)
 
     @property
@@ -127,12 +128,12 @@ class ResponseTemplate:
 
 
 def literals(delimiter: Delimiter | None) -> list[str]:
-    """Literal texts that a delimiter matches; empty for a pattern or no delimiter."""
+    """Literal texts that a delimiter matches; empty for a pattern or for None."""
     return delimiter.literals if isinstance(delimiter, LiteralDelimiter) else []
 
 
 def is_empty(match: Match) -> bool:
-    """Whether a match has length 0, as of a pattern that is only a lookahead."""
+    """Whether a match has length 0, for example the match of a pattern that is only a lookahead."""
     return match.begin == match.end
 
 

@@ -1,4 +1,4 @@
-"""SchemaExclusion: finds out whether ``oneOf`` is equivalent to ``anyOf``, because no value matches two of its schemas."""
+"""SchemaExclusion: finds out whether ``oneOf`` is equivalent to ``anyOf``, because no value matches two of the alternatives."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from itertools import combinations
 from typing import Any
 
 MAX_SCHEMAS = 64
-"""Maximum number of alternatives of ``oneOf`` that are compared, each with every other one."""
+"""Maximum number of alternatives of ``oneOf`` for which every pair is compared."""
 MAX_STEPS = 8
 """Maximum number of references that are followed, and of levels of properties that are examined, for each pair of
 schemas."""
 COMPARISONS_PER_BYTE = 4
-"""Maximum number of comparisons per byte of a schema. 64 alternatives with a discriminator need three. A comparison
+"""Maximum number of comparisons per byte of a schema. A ``oneOf`` of 64 schemas with a discriminator needs three. A comparison
 takes about 1 µs."""
 MIN_COMPARISONS = 64
 CHARACTERS_PER_COMPARISON = 16
-"""Number of characters of a reference, or of values of an ``enum``, that count as one comparison."""
+"""Number of characters of a reference, or of values of an ``enum``, whose processing counts as one comparison."""
 KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-"""JSON type for each Python type. Integers count as numbers."""
+"""Type in JSON of each Python type. Integers are numbers."""
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """The properties of a schema by which it is distinguished from another one."""
+    """What is compared of two schemas: allowed types, allowed values, and required properties."""
 
     schema: dict[str, Any]
     kinds: frozenset[str] | None
@@ -49,7 +49,7 @@ class SchemaExclusion:
         self._summaries: dict[int, _Summary] = {}  # by ``id`` of the schema, which the summary keeps alive
 
     def holds(self, schemas: list[Any]) -> bool:
-        """Whether no value can match two of ``schemas``. False also if it takes too long to decide."""
+        """Whether no value can match two of ``schemas``. False, too, if deciding takes too long."""
         if len(schemas) > MAX_SCHEMAS:
             return False
         summaries = [self._summarize(schema) for schema in schemas]
@@ -89,7 +89,7 @@ class SchemaExclusion:
         return summary
 
     def _resolve(self, schema: Any) -> dict[str, Any]:
-        """Follow the references of ``schema``. Returns an empty schema, which allows any value, if they cannot be
+        """Follow the references of ``schema``. Returns an empty schema, which allows any value, if a reference cannot be
         resolved."""
         for _ in range(MAX_STEPS):
             if not isinstance(schema, dict):

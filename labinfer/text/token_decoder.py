@@ -12,11 +12,11 @@ MAX_INCOMPLETE = 3
 """Maximum number of U+FFFD characters at the end of a text that further bytes may turn into a character: a UTF-8
 character has at most four bytes."""
 MAX_UNREAD_TOKENS = 64
-"""Maximum number of tokens that are decoded again and again because their text ends in U+FFFD; after that the text
-counts as final."""
+"""Maximum number of tokens that are decoded again with every further token, because their text ends in U+FFFD. The text of more
+tokens counts as final."""
 CONTEXT_TOKENS = 6
-"""Number of earlier tokens that ``ContextDecoder`` decodes together with a new one, as the text of a token can depend
-on its neighbours."""
+"""Number of earlier tokens that ``ContextDecoder`` decodes together with a new one, as the text of a token can depend on the tokens
+before it."""
 
 
 class TokenDecoder(Protocol):
@@ -24,13 +24,13 @@ class TokenDecoder(Protocol):
     ``decode``."""
 
     def add(self, token_id: int) -> str:
-        """Add a token. Returns the text that becomes final by it, in whole characters only."""
+        """Add a token. Returns the text that becomes final by this token, in whole characters."""
 
     def finish(self) -> str:
         """End the sequence. Returns the remaining text, with one U+FFFD for each byte of an incomplete character."""
 
     def decode(self, token_ids: list[int]) -> str:
-        """Convert a whole sequence to text. For decoders to which no token was added."""
+        """Convert a whole sequence to text. Only for decoders to which no token was added."""
 
 
 class ByteDecoder:
@@ -38,8 +38,7 @@ class ByteDecoder:
 
     Args:
         hidden: ids of tokens that add no text.
-        inside: whether the tokens continue an earlier text. If not, characters are stripped from the beginning as in
-            ``rules``.
+        inside: whether the tokens continue an earlier text. If not, ``rules`` say which characters are stripped from the beginning.
     """
 
     def __init__(self, rules: ByteRules, hidden: Collection[int], inside: bool):
@@ -85,7 +84,7 @@ class ContextDecoder:
         self.decode = decode
         self._token_ids: list[int] = []
         self._prefix, self._read = 0, 0  # tokens [prefix, read) are context; the text of [read, end) may still change
-        self._num_shown = 0  # characters of [read, end) that were returned
+        self._num_shown = 0  # number of characters of tokens [read, end) that were returned
 
     def add(self, token_id: int) -> str:
         self._token_ids.append(token_id)

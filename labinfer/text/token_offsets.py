@@ -10,8 +10,8 @@ from labinfer.text.utf8_decoder import REPLACEMENT, Utf8Decoder
 class TokenOffsets:
     """Counts the characters of tokens, to get the offset of each token in the text.
 
-    The offset of a token is the number of characters that are complete before it. All bytes of one character have that
-    character's offset. An undecodable byte counts as a character (U+FFFD).
+    The offset of a token is the number of characters that are complete before it. Tokens that are bytes of one character all have
+    the character's offset. An undecodable byte counts as a character (U+FFFD).
 
     Args:
         tokenizer: the checkpoint's tokenizer; None if it has none, in which case tokens add no text.
@@ -26,7 +26,7 @@ class TokenOffsets:
         """Texts and offsets of the tokens of a prompt, with which the text begins.
 
         Args:
-            text: text of the prompt. A special token counts only if its text is in it.
+            text: text of the prompt. A special token counts only if its text is in ``text``.
         """
         tokens, offsets, is_first = [], [], True
         for token_id in token_ids:
@@ -46,7 +46,7 @@ class TokenOffsets:
         return [self._add(token_id, offsets) for token_id in token_ids], offsets
 
     def _add(self, token_id: int, offsets: list[int]) -> str:
-        """Text of the next token. Its offset is appended to ``offsets``."""
+        """Text of the next token, ``token_id``. Appends the token's offset to ``offsets``."""
         token = self._tokenizer.token_text(token_id) if self._tokenizer else unnamed_token(token_id)
         if not token.num_characters or token.bytes is None:
             offsets.append(self._offset)
@@ -54,7 +54,7 @@ class TokenOffsets:
             return token.token
         data, num_pending = bytes(token.bytes), len(self._utf8.pending)
         text = self._utf8.decode(data[:1])
-        if num_pending and text.startswith(REPLACEMENT * num_pending):  # the token does not complete the character
+        if num_pending and text.startswith(REPLACEMENT * num_pending):  # the token does not complete a character
             self._offset, text = self._offset + num_pending, text[num_pending:]
         offsets.append(self._offset)
         self._offset += len(text) + len(self._utf8.decode(data[1:]))

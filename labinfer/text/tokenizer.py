@@ -26,17 +26,17 @@ MAX_CACHED_TEXTS = 1 << 16
 """Maximum number of tokens whose `TokenText` is cached: log-probabilities mostly need a few thousand frequent tokens."""
 
 FIRST_PART = 8
-"""Long texts are tokenized by prefixes: the first has this many characters per allowed token, and each further one
-twice the length, until there are too many tokens or the text is complete."""
+"""A long text is tokenized in prefixes: first a prefix with this many characters per allowed token, then prefixes of twice the
+length each, until there are too many tokens or the prefix is the whole text."""
 MARGIN = 2
-"""A text is refused if a prefix of it has more than this multiple of the allowed tokens. Cutting a text changes only
-tokens next to the cut, with common tokenizers."""
+"""A text is refused if a prefix of it has more than this multiple of the allowed tokens. In common tokenizers, cutting a text
+changes only tokens next to the cut."""
 
 UNKNOWN = "\U0010ffff"
-"""A character that is in no vocabulary, except perhaps as bytes."""
+"""Character that vocabularies do not have, or have only as bytes."""
 
 MAX_PROMPT_PART = 256
-"""Number of tokens at the end of a prompt in which the start of the reply is searched."""
+"""Number of tokens at the end of a prompt that are searched for the beginning of the reply."""
 
 
 class Tokenizer:
@@ -55,12 +55,12 @@ class Tokenizer:
         self._directory = directory
         self._find_files = lambda: setting_files(directory) | template_files(chat_template, response_template)
         self.identity = identify(self._find_files())
-        """Identity of the files from which the tokenizer is read."""
+        """Identity (digests) of the files from which the tokenizer was read."""
         self._backend, config = self._open(directory)
         self._template, self._tool_template, self.reply_format = _load_templates(
             directory, config, response_template, chat_template, named_tokens=self._backend.named_tokens
         )
-        """Format for parsing replies; None if replies are plain content."""
+        """Format by which replies are parsed; None if replies have neither reasoning nor tool calls."""
         self._special_ids = frozenset(self._backend.special_tokens.values())
         self._delimiters = frozenset(
             token_id
@@ -126,8 +126,8 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Number of characters of the longest vocabulary entry (bytes, for byte-level vocabularies). ``sys.maxsize`` if
-        the tokenizer may drop characters, or convert any number of unknown ones to one token."""
+        """Length of the longest vocabulary entry, in characters (in bytes for byte-level vocabularies). ``sys.maxsize`` if the
+        tokenizer may drop characters, or make one token of any number of unknown characters."""
         longest = max((len(self._backend.name(token_id) or "") for token_id in range(self.vocab_size)), default=1)
         count = 4 * longest
         for character in (UNKNOWN, " "):
@@ -148,7 +148,7 @@ class Tokenizer:
             raise UserError(f"the text is not valid Unicode: {text!r:.60}") from None
 
     def check_length(self, text: str, max_tokens: int) -> None:
-        """Check that a text may have at most ``max_tokens`` tokens, by its number of characters.
+        """Check by its number of characters that a text can have ``max_tokens`` tokens or fewer.
 
         Raises:
             PromptTooLong: the text has more characters than ``max_tokens`` tokens can have.
@@ -158,12 +158,11 @@ class Tokenizer:
             raise PromptTooLong.for_context(max_tokens, f"your prompt has {problem}")
 
     def encode_within(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
-        """Convert a text to token ids, if at most ``max_tokens`` of them can be used. The work is bounded by
+        """Convert a text to token ids for a caller that can use at most ``max_tokens`` of them. The time is bounded by
         ``max_tokens``, however long the text is.
 
         Raises:
-            PromptTooLong: the text has far more than ``max_tokens`` tokens. (If it has only a few more, they are
-                returned.)
+            PromptTooLong: the text has far more than ``max_tokens`` tokens. (If it has only a few more, all are returned.)
             UserError: see ``encode``.
         """
         self.check_length(text, max_tokens)
@@ -183,7 +182,8 @@ class Tokenizer:
         return self._backend.decoder().decode(token_ids)
 
     def further_decoder(self, with_special: bool = False) -> TokenDecoder:
-        """Make a decoder for tokens that continue a text. Unlike ``decode``, it keeps SentencePiece's leading space.
+        """Make a decoder for tokens that continue a text. The decoder keeps SentencePiece's leading space, which ``decode``
+        removes.
 
         Args:
             with_special: whether the text includes special tokens.
@@ -195,12 +195,12 @@ class Tokenizer:
 
         Args:
             with_special: whether the text includes all other special tokens, too.
-            inside: whether the reply continues a message; see ``further_decoder``.
+            inside: whether the reply continues the last message, as in ``further_decoder``.
         """
         return self._backend.decoder(self._special_ids if with_special else self._delimiters, inside)
 
     def reply_parser(self, prompt_token_ids: list[int], tools: list[dict], parallel: bool = True) -> ReplyParser | None:
-        """Make a parser for the reply to a prompt; None if all text of replies is content.
+        """Make a parser for the reply to a prompt; None if replies have neither reasoning nor tool calls.
 
         Args:
             tools: offered tools, in the form of chat templates.
@@ -225,7 +225,7 @@ class Tokenizer:
         tools: list[dict] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Render a conversation up to the start of the assistant's answer, and convert it to token ids; see
+        """Render a conversation up to the start of the assistant's answer, and convert it to token ids; for the arguments see
         ``render_chat``."""
         return self.encode(self.render_chat(messages, tools, template_kwargs), add_special_tokens=False)
 
@@ -250,7 +250,7 @@ class Tokenizer:
         return template.render(messages, tools, template_kwargs, ending)
 
     def template_reads(self, name: str, tools: list[dict] | None = None) -> bool:
-        """Whether the chat template reads a variable with this name.
+        """Whether the chat template reads a variable called ``name``.
 
         Raises:
             UserError: there is no chat template.
@@ -259,7 +259,7 @@ class Tokenizer:
 
     @property
     def may_think(self) -> bool:
-        """Whether the model was trained to reason: its chat template contains the delimiters of reasoning."""
+        """Whether the model was trained to reason, that is, whether its chat template contains the delimiters of reasoning."""
         if self.reply_format is None or self.reply_format.reasoning is None or self._template is None:
             return False
         reasoning = self.reply_format.reasoning
@@ -278,8 +278,8 @@ class Tokenizer:
 def _load_templates(
     directory: Path, config: dict[str, Any], response_template: str, chat_template: str, *, named_tokens: dict[str, str]
 ) -> tuple[ChatTemplate | None, ChatTemplate | None, ReplyFormat | None]:
-    """Load the chat template, the template for conversations with tools (None if the checkpoint has none of its own),
-    and the reply format.
+    """Load the chat template, the template for conversations with tools (None if the checkpoint has no such template), and the
+    reply format.
 
     Args:
         config: the values of ``tokenizer_config.json``.
@@ -299,9 +299,9 @@ def _load_templates(
         named = {str(entry.get("name")): entry.get("template") for entry in entries}
     sources = [named.get(name) for name in ("default", "tool_use")]
     if not isinstance(sources[0], str):
-        choose_format(response_template, None, "")  # raises if invalid
+        choose_format(response_template, None, "")  # raises if the format is invalid
         return None, None, None
-    from labinfer.text.chat_template import ChatTemplate  # here, so that Jinja is imported only if needed
+    from labinfer.text.chat_template import ChatTemplate  # imported here, so that Jinja is imported only if needed
 
     special = named_tokens | read_optional(directory / "special_tokens_map.json") | config
     tokens = {

@@ -21,7 +21,7 @@ SPACE = "▁"
 
 
 class TokenizerBackend(Protocol):
-    """Interface of ``Tokenizer`` to a tokenizer library."""
+    """Interface by which ``Tokenizer`` uses a tokenizer library."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Convert a text to token ids."""
@@ -36,8 +36,8 @@ class TokenizerBackend(Protocol):
         """
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 bytes of a token that is not the first of a text; they may be only a part of a character. None if the
-        library gives only texts."""
+        """UTF-8 bytes of a token that is not the first of a text; which may be only a part of a character. None if the library
+        gives only texts."""
 
     def name(self, token_id: int) -> str | None:
         """Vocabulary entry of a token; None if it has none."""
@@ -57,7 +57,7 @@ class FastBackend:
     """Backend for ``tokenizer.json`` (Hugging Face tokenizers).
 
     Args:
-        source: contents of a ``tokenizer.json``, if ``path`` is a file of another kind.
+        source: contents of a ``tokenizer.json``, in place of the file ``path`` (which is of another kind).
     """
 
     def __init__(self, path: Path, source: str = ""):
@@ -84,8 +84,8 @@ class FastBackend:
         self._letter = self._find_letter() if self._rules is None else None
 
     def _find_letter(self) -> int | None:
-        """Id of a token that is a single letter, to decode other tokens after it: at the beginning of a text, the library drops a leading
-        space. None if it does not."""
+        """Id of a token that is a single letter. Other tokens are decoded after it, as the library drops a leading space at the
+        beginning of a text. None if the library does not drop spaces."""
         space = self._tokenizer.token_to_id(SPACE)
         if space is None or self._decode([space]):
             return None
@@ -93,10 +93,10 @@ class FastBackend:
         return next((token for token in ids if token is not None and len(self._decode([token])) == 1), None)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Unlike encode, this releases the GIL and computes no offsets.
+        # Unlike encode, encode_batch_fast releases the GIL and computes no offsets.
         try:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
+        except BaseException as error:  # noqa: BLE001 - a panic of the Rust library, too
             raise _refusal(error, f"this text of {len(text)} characters, {text[:40]!r}") from None
 
     def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
@@ -116,7 +116,7 @@ class FastBackend:
             return self._decode([self._letter, *token_ids])[1:]
         try:
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-        except BaseException as error:  # noqa: BLE001 - a panic of a library in Rust, too
+        except BaseException as error:  # noqa: BLE001 - a panic of the Rust library, too
             raise _refusal(error, f"{len(token_ids)} tokens, {token_ids[:8]}") from None
 
     def name(self, token_id: int) -> str | None:
@@ -128,8 +128,8 @@ class FastBackend:
 
 
 def _refusal(error: BaseException, given: str) -> BaseException:
-    """Error to raise for an exception of the library: a ``UserError`` for a panic in Rust, or for an exception that is
-    not about the type of the argument; otherwise ``error`` itself.
+    """Error to raise in place of ``error``, an exception of the library: ``error`` itself if it is about the type of the argument,
+    else a ``UserError``, also for a panic in Rust.
 
     Args:
         given: description of the library's input.
@@ -140,21 +140,20 @@ def _refusal(error: BaseException, given: str) -> BaseException:
 
 
 GUARD = "\ue000"
-"""Character that is in no vocabulary. After it, SentencePiece neither adds nor drops a leading space."""
+"""Character that no vocabulary has. In the text after it, SentencePiece neither adds nor drops a leading space."""
 
 
 class SentencePieceBackend:
     """Backend for ``tokenizer.model`` (SentencePiece).
 
-    SentencePiece itself encodes the text of special tokens like any other text. This backend recognizes control
-    symbols, and tokens that the checkpoint adds, as chat templates write them. Text after such a token gets no extra
-    leading space, unless the checkpoint sets ``legacy``. Its config also says whether a text gets a leading space
-    (``add_prefix_space``), the beginning-of-sequence token (``add_bos_token``) and the end-of-sequence token
-    (``add_eos_token``).
+    SentencePiece itself encodes the text of special tokens like any other text. This backend also finds, in texts, control symbols
+    and tokens that the checkpoint adds, as chat templates write them. Text after such a token gets no extra leading space, unless
+    the config sets ``legacy``. The config also says whether a text gets a leading space (``add_prefix_space``), the
+    beginning-of-sequence token (``add_bos_token``) and the end-of-sequence token (``add_eos_token``).
 
     Args:
-        model: contents of a ``tokenizer.model``, if ``path`` is a file of another kind.
-        config: values of ``tokenizer_config.json``; by default those of the file in the same directory as ``path``.
+        model: contents of a ``tokenizer.model``, in place of the file ``path`` (which is of another kind).
+        config: values of ``tokenizer_config.json``; by default, of the file next to ``path``.
     """
 
     def __init__(self, path: Path, model: bytes = b"", config: dict[str, Any] | None = None):
@@ -219,7 +218,7 @@ class SentencePieceBackend:
         return piece.replace(SPACE, " ").encode()
 
     def _drops_space(self) -> bool:
-        """Whether decoding removes the leading space of the first piece."""
+        """Whether decoding a text removes the leading space of its first piece."""
         for token_id in range(self._processor.get_piece_size()):
             if token_id not in self._names and self._processor.id_to_piece(token_id).startswith(SPACE):
                 return not self._processor.decode([token_id]).startswith(" ")
@@ -236,8 +235,7 @@ class SentencePieceBackend:
 
 
 def _added_tokens(path: Path, later: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """Iterate over the tokens that a checkpoint adds to SentencePiece's vocabulary: text, id, and whether the token is
-    special.
+    """Yield the tokens that a checkpoint adds to SentencePiece's vocabulary, each as (text, id, whether the token is special).
 
     Args:
         path: path of the SentencePiece model.

@@ -1,4 +1,4 @@
-"""check_patterns: refuses regular expressions of tokenizers that may backtrack catastrophically.
+"""check_patterns: refuses regular expressions in tokenizer files that may take exponential time by backtracking.
 
 The tokenizers library matches patterns by backtracking without a limit, in calls that cannot be interrupted. A repeated
 group that matches a text in several ways, as in ``(a+)+``, takes exponential time. No known tokenizer has such a group.
@@ -14,22 +14,23 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_PATTERN = 1 << 14
-"""Maximum characters of a pattern."""
+"""Maximum length of a pattern, in characters."""
 MAX_REPEATS = 3
-"""Maximum number of unbounded repetitions in a sequence: each may multiply the matching time by the length of the text."""
+"""Maximum number of unbounded repetitions in a sequence of a pattern. Each may multiply the matching time by the length of the
+text."""
 _PART = re.compile(
     r"""(?P<escape>\\(?:[pPuxgkN]\{[^}]*\}|.))|(?P<open>\((?:\?(?:[a-zA-Z-]*:|[=!>]|<[=!]|<\w+>|[a-zA-Z-]+\)))?)|(?P<close>\))"""
     r"""|(?P<or>\|)|(?P<class>\[)|(?P<repeat>(?:[*+?]|\{\d*,?\d*\})[?+]?)|(?P<letter>.)""",
     re.DOTALL,
 )
 _NO_LETTERS = ".^$# \t\r\n\v\f"
-"""Characters that may have a special meaning in a pattern. White space is among them, as a flag may make patterns
-ignore it."""
+"""Characters that may have a special meaning in a pattern. White space is among them, as a flag may make patterns ignore white
+space."""
 _ESCAPED = {r"\r": "\r", r"\n": "\n", r"\t": "\t"}
 
 
 def check_patterns(component: Any) -> None:
-    """Refuse a normalizer or pre-tokenizer with a pattern that may backtrack catastrophically.
+    """Refuse a normalizer or pre-tokenizer with a pattern that may take exponential time by backtracking.
 
     Raises:
         ValueError: the message names the pattern.
@@ -46,7 +47,7 @@ def check_patterns(component: Any) -> None:
 
 
 def _patterns(node: Any) -> Iterator[str]:
-    """Iterate over all regular expressions in the JSON of a normalizer or pre-tokenizer."""
+    """Yield all regular expressions in ``node``, JSON of a normalizer or pre-tokenizer."""
     if isinstance(node, dict):
         if isinstance(pattern := node.get("Regex"), str):
             yield pattern
@@ -60,12 +61,12 @@ def _may_explode(pattern: str) -> bool:
     """Whether a pattern repeats a group that can match a text in several ways, or has too many repetitions in a
     sequence."""
     position, groups = 0, [_PatternGroup()]
-    inner: _PatternGroup | None = None  # the group just closed, to which a quantifier would apply
+    inner: _PatternGroup | None = None  # the group that was just closed, which a quantifier may follow
     while (part := _PART.match(pattern, position)) is not None:
         position, closed, inner = part.end(), inner, None
         groups[-1].begin(part)
         if part["open"]:
-            if not part[0].endswith(")"):  # not for flags alone
+            if not part[0].endswith(")"):  # not if the parenthesis only sets flags
                 groups.append(_PatternGroup(is_apart=part[0] in ("(?=", "(?!", "(?<=", "(?<!", "(?>")))
         elif part["close"] and len(groups) > 1:
             inner = groups.pop()
@@ -93,23 +94,23 @@ def _may_explode(pattern: str) -> bool:
 
 
 class _PatternGroup:
-    """State of a group of the pattern, while the pattern is parsed."""
+    """A group of a pattern, while the pattern is parsed."""
 
     def __init__(self, is_apart: bool = False):
         self.is_apart = is_apart
         """Whether the group is atomic or a lookaround: the pattern after it cannot make it match in another way."""
         self.repeats = 0
-        """Unbounded repetitions so far in the group's current alternative."""
+        """Number of unbounded repetitions so far in the group's current alternative."""
         self.varies = False
         """Whether the group may match a text in several ways, or match both a text and a prefix of it."""
         self.has_begun = False
-        """Whether the group's current alternative has a first part."""
-        self._letters: list[str] = []  # first letter of each alternative, case-folded; empty for any other beginning
+        """Whether the group's current alternative has any part yet."""
+        self._letters: list[str] = []  # first letter of each alternative, case-folded; empty if it begins otherwise
 
     def begin(self, part: re.Match[str]) -> None:
-        """Handle the next part of the group; it may be the first of an alternative."""
+        """Handle the next part of the group, which may begin an alternative."""
         if self.has_begun or part["close"]:
-            self.varies |= not self.has_begun and bool(self._letters)  # ``(a|)``
+            self.varies |= not self.has_begun and bool(self._letters)  # an empty alternative, as in ``(a|)``
             return
         self.has_begun = True
         letter = _ESCAPED.get(part[0]) or (part["letter"] or "").strip(_NO_LETTERS).casefold()[:1]

@@ -1,7 +1,7 @@
 """TokenizingProcess: a helper process that tokenizes long prompts.
 
-A call of a tokenizer library cannot be interrupted, and keeps its memory. A process can be killed, and then frees all
-of its memory.
+A call of a tokenizer library cannot be interrupted, and the library keeps the memory that it has allocated. A process can be
+killed, which frees all its memory.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from labinfer.text.tokenizer import Tokenizer
 
 MODULE = "labinfer.text.tokenizing"
 TOKENIZE_SECONDS = 30.0
-"""Timeout in seconds for tokenizing the prompts of a request."""
+"""Timeout in seconds of tokenizing all prompts of a request."""
 MAX_BYTES = 2 << 30
 """Maximum address space of the helper process, in bytes."""
 
 
 class PromptText(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that is not tokenized yet: a text, or a conversation that the chat template turns into text."""
+    """A prompt before it is tokenized: a text, or a conversation that the chat template turns into text."""
 
     text: str = ""
     add_special_tokens: bool = True
-    """Whether ``text`` gets the special tokens that the checkpoint adds, such as BOS. A conversation has those of its
-    chat template."""
+    """Whether ``text`` gets the special tokens that the checkpoint adds, such as BOS. A conversation has the special tokens that
+    the chat template writes."""
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
-    """Variables of the chat template. They, ``messages`` and ``tools`` are in the form that chat templates take."""
+    """Variables of the chat template. Like ``messages`` and ``tools``, they have the form that chat templates take."""
     ending: Ending = "before answer"
     """Where the text of the conversation ends."""
 
@@ -52,7 +52,7 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
         return tokenizer.render_chat(self.messages, self.tools, self.template_kwargs, self.ending)
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
-        """Render and tokenize the prompt; see ``Tokenizer.encode_within``."""
+        """Render and tokenize the prompt; for ``max_tokens`` see ``Tokenizer.encode_within``."""
         return self.encode_rendered(self.render(tokenizer), tokenizer, max_tokens)
 
     def encode_rendered(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
@@ -61,8 +61,8 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizingProcess:
-    """Client of the helper process that tokenizes prompts. The process is started for the first prompts, and again
-    after it was killed.
+    """Client of the helper process that tokenizes prompts. It starts the process for the first prompts, and again after the process
+    was killed.
 
     Args:
         directory, response_template, chat_template: see ``Tokenizer``.
@@ -80,9 +80,9 @@ class TokenizingProcess:
         """Tokenize prompts. Only one thread at a time may call this method.
 
         Raises:
-            PromptTooLong, UserError: see ``Tokenizer.encode_within``; or tokenizing takes too much time or memory.
+            PromptTooLong, UserError: see ``Tokenizer.encode_within``; also if tokenizing takes too much time or memory.
         """
-        # Not msgspec: arguments of calls in messages may hold integers of any size, and lone surrogates.
+        # JSON of Python, not of msgspec: arguments of calls may have integers of any size, and lone surrogates.
         message = json.dumps([msgspec.structs.asdict(prompt) for prompt in prompts]).encode()
         try:
             answer = msgspec.msgpack.decode(self._helper.ask(message), type=_Answer)
@@ -109,11 +109,11 @@ class _Answer(msgspec.Struct, array_like=True):
     is_too_long: bool = False
 
 
-# Code that runs in the helper process:
+# Code that runs in the helper process.
 
 
 def main(argument: str) -> None:
-    """Run the helper process: each message contains the prompts of a request, and is answered with their token ids."""
+    """Run the helper process. Each message contains the prompts of a request, and is answered with the token ids of the prompts."""
     directory, response_template, chat_template, max_tokens, contents = json.loads(argument)
     tokenizer, problem = None, ""
     try:

@@ -17,14 +17,14 @@ from labinfer.text.json_schema import MAX_SCHEMA_BYTES, fit_schema, json_type
 
 MAX_TOOLS = 1024
 MAX_FORCED_CALLS = 8
-"""Maximum number of tool calls in an answer whose tool calls are forced."""
+"""Maximum number of tool calls in an answer that a grammar forces to consist of tool calls."""
 
 FunctionName = Annotated[
     str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$(?!\n)")
-]  # Python's $ allows a last line feed
+]  # in Python, $ also matches before a final line feed
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Options by which llguidance writes JSON like ``json.dumps``, as tool calls were written in the models' training data."""
+"""llguidance's options to write JSON as ``json.dumps`` does: models were trained on tool calls that are written so."""
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -57,7 +57,7 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AllowedToolsChoice(
     msgspec.Struct, frozen=True, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True
 ):
-    """Tool choice: a subset of the tools. The other tools are ignored."""
+    """Tool choice that names a subset of the tools. All other tools are ignored."""
 
     allowed_tools: AllowedTools
 
@@ -75,15 +75,15 @@ class CalledFunction(msgspec.Struct, frozen=True):
 
 
 class PastCall(msgspec.Struct, frozen=True):
-    """A tool call in an assistant's message; unknown keys are dropped."""
+    """A tool call in an earlier message of the assistant; unknown keys are dropped."""
 
     function: CalledFunction
     id: str | None = None
     type: Literal["function"] = "function"
 
     def as_dict(self) -> dict[str, Any]:
-        """The call in the form that chat templates take, with an object as arguments. Text that is not a JSON object
-        stays text; empty text becomes an empty object."""
+        """The call in the form that chat templates take, with an object as arguments. Arguments that are not the text of a JSON
+        object stay text; empty text becomes an empty object."""
         function = {"name": self.function.name, "arguments": _read_arguments(self.function.arguments)}
         return ({} if self.id is None else {"id": self.id}) | {"type": self.type, "function": function}
 
@@ -97,8 +97,8 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
-    """Which tools the model calls: none with ``none``; those that it chooses with ``auto`` (the default); one or more
-    with ``required``; or the named tool."""
+    """Which tools the model calls: none with ``none``; those that it chooses with ``auto`` (the default); one or more with
+    ``required``; or exactly the tool that it names."""
     parallel_tool_calls: bool | None = None
     """False if an answer may have at most one call."""
     functions: FunctionList | None = None
@@ -151,7 +151,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> ToolUse:
-        """Take the fields that concern tools out of ``fields``; all others are ignored.
+        """Take the fields that concern tools out of ``fields``; all other fields are ignored.
 
         Raises:
             UserError: a field is invalid.
@@ -172,13 +172,13 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         offered = []
         for tool in self.tools or []:
             function = msgspec.to_builtins(tool.function)
-            function.pop("strict", None)  # concerns the grammar, not the model
+            function.pop("strict", None)  # strict concerns the grammar, not the model
             offered.append({"type": tool.type, "function": function})
         return offered
 
     @property
     def has_functions(self) -> bool:
-        """Whether the request uses the deprecated fields. If so, its answer has the deprecated form, too."""
+        """Whether the request uses the deprecated fields. If so, calls in its answer have the deprecated form, too."""
         return self.functions is not None or self.function_call is not None
 
     @property
@@ -192,7 +192,8 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.parallel_tool_calls is not False
 
     def check_schemas(self) -> list[str]:
-        """Check the schemas of tools whose calls are forced. Returns a description of the parts that are not enforced.
+        """Check the schemas of tools whose calls are forced. Returns warnings about parts of the schemas that a grammar cannot
+        enforce.
 
         Raises:
             UserError: a function is strict and no grammar can enforce its schema, or the schemas together are too long.
@@ -211,7 +212,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def forced_functions(self) -> tuple[list[Function], bool]:
-        """The functions among which the model must call one, and whether it may call several."""
+        """The functions of which the model must call at least one, and whether it may make several calls."""
         functions = [tool.function for tool in self.tools or []]
         if isinstance(self.tool_choice, NamedTool):
             return [function for function in functions if function.name == self.tool_choice.function.name], False
@@ -222,7 +223,7 @@ def parameters_schema(function: Function, left_out: list[str] | None = None) -> 
     """Schema of a function's arguments, reduced to what a grammar can enforce, with llguidance's options.
 
     Args:
-        left_out: list to which a sentence is added if parts of the schema are left out.
+        left_out: list to which a warning is added if parts of the schema are left out.
 
     Raises:
         UserError: the function is strict, and no grammar can enforce its schema.
