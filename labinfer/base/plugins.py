@@ -42,9 +42,9 @@ class PluginSource(msgspec.Struct, frozen=True, array_like=True):
     name: str
     """File name without ``.py``, or name of the module."""
     path: str
-    """Path of the file on rank 0's machine."""
+    """Path of the plugin's file on rank 0's machine."""
     digest: str
-    """BLAKE2b digest of the file's contents, as 16 hexadecimal digits."""
+    """BLAKE2b digest of the contents of the plugin's file, as 16 hexadecimal digits."""
     code: bytes = b""
     """Contents of the file; empty for a module, which each node imports from its own disk."""
     parameters: dict[str, SamplingParameter] = {}
@@ -73,7 +73,7 @@ class Plugins:
         """Import plugins in the given order. Plugins that are already loaded are skipped.
 
         Raises:
-            UserError: a plugin raises, or another one of its name is loaded; the text names file and line.
+            UserError: a plugin raises, or another plugin of its name is loaded; the text names file and line.
         """
         for source in sources:
             known = next((plugin for plugin in self.loaded if plugin.name == source.name), None)

@@ -17,7 +17,7 @@ from labinfer.comm.communicator import Communicator, Handle
 from labinfer.comm.send_queue import SendQueue
 
 HEADER = struct.Struct("=qq")
-"""Step id and number of rows (of bytes, for a result). Keeps the payload aligned."""
+"""Message header: step id, and number of rows (for a result: of bytes). Its size keeps the payload aligned."""
 HEADER_BYTES = HEADER.size
 
 

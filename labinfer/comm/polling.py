@@ -17,7 +17,7 @@ YIELD_SECONDS = 0.02
 YIELD_SECONDS_OVERSUBSCRIBED = 0.0002
 """``YIELD_SECONDS`` of a node with more ranks than cores."""
 SHORTEST_SLEEP, LONGEST_SLEEP = 50e-6, 2e-3
-"""Seconds. Sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle period."""
+"""Sleeps in seconds. A wait's sleeps grow from the shortest to the longest, which bounds the delay of the first token after an idle period."""
 
 
 def wait_until(done: Callable[[], bool], what: str, progress: Progress, timeout: float | None = None) -> None:

@@ -129,7 +129,7 @@ def greedy(state: SchedulerState) -> Budget:
 
 
 def throttle(state: SchedulerState) -> Budget:
-    """Decodes dealt evenly over the micro-batches of a round, and prompt tokens over those of ``THROTTLE_ROUNDS`` rounds.
+    """Decodes dealt evenly over the micro-batches of a round, and prompt tokens over the micro-batches of ``THROTTLE_ROUNDS`` rounds.
 
     After gLLM (arXiv:2504.14775). A micro-batch takes a fixed fraction of the unscheduled prompt tokens, so that micro-batches
     have about equal sizes. As the KV cache fills, prompts slow down and leave blocks to the running sequences.

@@ -1,4 +1,4 @@
-"""RequestQueues: waiting and running sequences in the order of the scheduling policy, with slots reserved for beams."""
+"""RequestQueues: waiting and running sequences in the order of the scheduling policy, with queue slots reserved for beams."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RequestQueues:
             self._groups.remove(group)
 
     def has_slot(self, sequence: Sequence) -> bool:
-        """Whether a slot is free for ``sequence``, or slots for all members of its group if the group is new."""
+        """Whether a queue slot is free for ``sequence``, or queue slots for all members of its group if the group is new."""
         if not self._groups and sequence.group is None:
             return len(self.running) < self._num_slots
         taken = sum(s.group is None for s in self.running) + sum(len(group.members) for group in self._groups)

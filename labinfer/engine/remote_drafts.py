@@ -1,4 +1,4 @@
-"""Drafting on another rank: ``RemoteProposer`` on rank 0 requests drafts, ``Drafter`` on that rank answers."""
+"""Drafting on another rank: ``RemoteProposer`` on rank 0 requests drafts, ``Drafter`` on the other rank answers."""
 
 from __future__ import annotations
 

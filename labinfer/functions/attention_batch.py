@@ -72,7 +72,7 @@ class AttentionBatch:
         if key not in self._parts:
             rows, blocks = ([range(ptr[b], ptr[b + 1]) for b in key] for ptr in (self.row_ptr, self.table_ptr))
             row_ptr, device = list(accumulate(map(len, rows), initial=0)), self.tables_N.device
-            # Places in ``tables_N`` stand in for blocks, so that no block table is read back from an accelerator.
+            # Indices into ``tables_N`` stand in for blocks, so that no block table is read back from an accelerator.
             batch = AttentionBatch.build(row_ptr, [self.context_lens[b] for b in key], blocks, device)
             batch = replace(batch, tables_N=self.tables_N[batch.tables_N])
             if self.state_slots_B is not None:

@@ -34,7 +34,7 @@ MAX_OVERRUN = 10
 DROPOUT_RATIO = 2.0
 """Ratio to the best candidate's time above which a candidate is no longer timed."""
 MARGIN = 0.1
-"""Minimum saving, as a fraction of the preferred layout's time, for another weight layout to be chosen: a smaller one is noise, and a stable
+"""Minimum saving, as a fraction of the time of the preferred one, for another weight layout to be chosen: a smaller one is noise, and a stable
 choice gives the same tokens at every start."""
 ROWS_MARGIN = 0.05
 """Minimum saving, as a fraction of the preferred candidate's time, for another candidate of the chosen weight layout to be chosen for a bucket."""
@@ -207,7 +207,7 @@ def describe(choice: Choice) -> str:
 
 
 def _mean_log(seconds: Iterable[Sequence[float]]) -> float:
-    """Mean logarithm of the seconds of a layout's fastest candidate, over the buckets."""
+    """Mean logarithm of the seconds of a weight layout's fastest candidate, over the buckets."""
     least = [min(by_class) for by_class in zip(*seconds, strict=True)]
     return sum(math.log(max(seconds, 1e-9)) for seconds in least) / len(least)
 

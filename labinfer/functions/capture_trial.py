@@ -90,7 +90,7 @@ class CaptureCase:
         return self.finding("works").key
 
     def finding(self, verdict: Verdict, detail: str = "") -> Finding:
-        """Make the result of this case."""
+        """Make the ``Finding`` of this case."""
         names = (dtype_name(dtype) for dtype in (self.setting.dtype, self.setting.kv_dtype))
         dtype, kv_dtype = names
         return Finding(

@@ -31,7 +31,7 @@ class ExpertOffload(Protocol):
         """Reset the statistics of cache hits and reads to 0."""
 
     def offload(self, functions: Functions) -> Functions:
-        """Copy of ``functions`` whose ``make_experts`` keeps all experts in this offload."""
+        """Copy of ``functions`` whose ``make_experts`` keeps all experts in the file."""
 
 
 def needs_compiled_experts() -> UserError:

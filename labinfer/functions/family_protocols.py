@@ -138,7 +138,7 @@ class Route(Protocol):
 
 
 class MakeExperts(Protocol):
-    """Allocate a rank's experts of a layer in the layout that ``Experts`` reads."""
+    """Allocate a rank's experts of a layer in the weight layout that ``Experts`` reads."""
 
     def __call__(
         self, shape: ExpertShape, device: torch.device, *, data_EB: torch.Tensor | None = None

@@ -30,7 +30,7 @@ matrices that are never quantized because they are small and sensitive, such as 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixFunctions:
-    """Weight packing and the kernels that read one packed layout."""
+    """Functions of one weight layout: packing, and the products and lookups that read it."""
 
     pack_weight: PackWeight
     linear: Linear
@@ -48,7 +48,7 @@ class MatrixFunctions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertFunctions:
-    """Allocation of packed experts, and the kernel that reads their layout."""
+    """Allocation of packed experts, and the kernel that reads their weight layout."""
 
     make_experts: Callable
     experts: Callable

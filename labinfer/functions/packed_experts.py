@@ -34,7 +34,7 @@ class ExpertShape:
 
 
 class PackedExperts(Protocol):
-    """Gated MLPs of one shape in the layout of one implementation. Further fields are private to that implementation."""
+    """Gated MLPs of one shape in the weight layout of one implementation. Further fields are private to that implementation."""
 
     @property
     def num_experts(self) -> int: ...

@@ -24,7 +24,7 @@ Weight = TypeVar("Weight")
 
 
 class PackedWeight(Protocol):
-    """A matrix (outputs, inputs) in the layout of one implementation. Further fields are private to that implementation."""
+    """A matrix (outputs, inputs) in the weight layout of one implementation. Further fields are private to that implementation."""
 
     @property
     def outputs(self) -> int: ...

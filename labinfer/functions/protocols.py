@@ -20,7 +20,7 @@ from labinfer.functions.packed_weight import PackedWeight
 
 
 class PackWeight(Protocol):
-    """Convert a loaded matrix to the layout that ``Linear`` and ``Embedding`` read; called once per matrix."""
+    """Convert a loaded matrix to the weight layout that ``Linear`` and ``Embedding`` read; called once per matrix."""
 
     def __call__(self, weight_OI: torch.Tensor) -> PackedWeight:
         """Pack ``weight_OI``, contiguous, in the model's dtype. The caller gives the tensor up: the packed weight may reuse its memory."""
@@ -34,7 +34,7 @@ class Linear(Protocol):
 
 
 class GatedLinear(Protocol):
-    """``Linear`` fused with the activation of a gated MLP; bit-identical to the two calls."""
+    """``Linear`` fused with the activation of a gated MLP; bit-identical to ``Linear`` followed by the activation."""
 
     def __call__(
         self, x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, *, gelu: bool = False
@@ -66,14 +66,14 @@ class SiluAndMul(Protocol):
     """SiLU activation of a gated MLP (SwiGLU; Shazeer 2020, arXiv:2002.05202)."""
 
     def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
+        """``silu(gate) * up``; gate and up are the halves of a row: (T, 2F) → (T, F)."""
 
 
 class GeluAndMul(Protocol):
     """Activation of a gated MLP with the tanh approximation of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 
     def __call__(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        """``gelu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
+        """``gelu(gate) * up``; gate and up are the halves of a row: (T, 2F) → (T, F)."""
 
 
 class RotateAndWrite(Protocol):

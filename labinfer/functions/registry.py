@@ -20,7 +20,7 @@ from labinfer.functions.dispatch import DispatchByBatchSize, by_new_tokens
 from labinfer.functions.functions import ExpertFunctions, Functions, MatrixFunctions, MatrixKind
 
 MATRIX_FUNCTIONS = ("pack_weight", "pack_codes", "linear", "gated_linear", "embedding")
-"""Functions that share packed weights: their implementations must have one layout."""
+"""Functions that share packed weights: their implementations must have one weight layout."""
 CACHE_FUNCTIONS = ("rotate_and_write", "paged_attention")
 """Functions that share the KV cache. Each reads any layout of the cache; if both have implementations of layout ``tiles``, the cache is tiled."""
 VOCABULARY_GROUP = 32
@@ -29,7 +29,7 @@ VOCABULARY_INT4 = f"int4/{VOCABULARY_GROUP}"
 CODES = ("int8", "int4")
 """Quantizations of the functions for matrices that the checkpoint has quantized; 5-bit weights use the functions of ``int4``."""
 EXPERT_FUNCTIONS = ("make_experts", "experts")
-"""Functions that share packed experts: their implementations must have one layout."""
+"""Functions that share packed experts: their implementations must have one weight layout."""
 ACTIVATIONS = ("silu_and_mul", "gelu_and_mul")
 """Functions that ``gated_linear`` replaces if it has an implementation."""
 WEIGHT_FUNCTIONS = (MATRIX_FUNCTIONS, EXPERT_FUNCTIONS)

@@ -159,7 +159,7 @@ class TrialCase:
         return self.function, self.item.name, self.quantization
 
     def finding(self, verdict: Verdict, detail: str = "", seconds: Sequence[float] = (0.0, 0.0)) -> Finding:
-        """Make the result of this case."""
+        """Make the ``Finding`` of this case."""
         return Finding(
             function=self.function,
             name=self.item.name,
@@ -325,7 +325,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _bind(
     call: FunctionCall, function: Callable, pack: Callable | None, rows: int, setting: CallSetting
 ) -> Callable[[], object]:
-    """A callable without arguments that makes the call."""
+    """A callable without arguments that makes ``call`` with ``function``."""
     bound = call.bind(function, rows, setting)
     return bound if pack is None else partial(bound, call.pack(pack, setting))
 

@@ -12,7 +12,7 @@ TOLERANCES = {4: 1e-4, 2: 0.02, 1: 0.02}
 MAX_GAIN = 0.005
 """Maximum relative difference of the scale of a 16-bit result, which rounding errors hardly change, from the reference's."""
 LEAST_SCALED = 64
-"""Minimum number of elements whose scale is compared."""
+"""Minimum number of elements of a result whose scale is compared."""
 
 
 @dataclass(frozen=True)

@@ -27,17 +27,17 @@ from labinfer.launch.providers import collectives_backend
 SIZES = (1, 1009)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMIT = 60.0
-"""Timeout in seconds of the two processes."""
+"""Timeout in seconds of the two processes that try the collectives."""
 RANKS = 2
 
 
 class CollectivesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to one of the two processes: its rank, and the device type whose collectives to try."""
+    """Request to one of the two processes that try the collectives: its rank, and the device type whose collectives to try."""
 
     device_type: str
     rank: int
     store: str
-    """File by which the processes meet."""
+    """File through which the two processes find each other."""
     plugins: list[PluginSource] = []
 
 

@@ -23,7 +23,7 @@ def make_providers() -> list[Provider]:
 
 
 def describe_device(device_type: str) -> Device:
-    """Description of a device type by the last registered provider that has one; the defaults if none has."""
+    """Description of a device type by the last registered provider that has one; a ``Device`` with defaults if none has."""
     described = [provider.device for provider in REGISTRY.parts("function_provider").values() if provider.device]
     return next((device for device in reversed(described) if device.type == device_type), Device(type=device_type))
 

@@ -97,7 +97,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time budget in seconds for the cases of one fork; see ``run_cases``."""
 
     def cases(self, device: torch.device) -> Iterator[TrialCase | CaptureCase]:
-        """All cases, with the functions that this process's providers have for ``device``."""
+        """All trial cases of this request, with the functions that this process's providers have for ``device``."""
         providers = make_providers()
         for provider in providers:
             provider.prepare(device)

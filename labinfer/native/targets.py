@@ -52,7 +52,7 @@ TARGETS = (
     Target("armv8.6", "aarch64", ("-march=armv8.2-a+dotprod+i8mm+bf16",), ARMV8_2 | {"i8mm", "bf16"}),
     Target("armv8.2", "aarch64", ("-march=armv8.2-a+dotprod",), ARMV8_2),
 )
-"""All targets; of each machine type the best first."""
+"""All targets; those of one machine type from best to worst."""
 PORTABLE = next(target for target in TARGETS if target.name == "x86-64-v3")
 """Target whose library all x86 processors run with ``--reproducible any-cpu``."""
 

@@ -230,7 +230,7 @@ def _hold_as_stored(model: nn.Module, checkpoint: CheckpointReader, names: Check
     for name, module in _weighted_modules(model):
         parts = (part for part in module.slices(name) if isinstance(part, MatrixSlice))
         if any(isinstance(part.destination, Codes) and checkpoint.is_plain(_stored(part, names)) for part in parts):
-            module.hold_values()
+            module.use_float_values()
 
 
 def _weighted_modules(model: nn.Module) -> Iterator[tuple[str, WeightedModule]]:

@@ -40,7 +40,7 @@ class WeightedModule(nn.Module):
             form: returns the form of a matrix, given the name in its slice; None for floating point.
         """
 
-    def hold_values(self) -> None:
+    def use_float_values(self) -> None:
         """Switch this module to floating-point values, because its tensors turned out to be unquantized; does nothing if the module
         supports only floating point."""
 

@@ -73,7 +73,7 @@ class Sampler:
     def _process(
         self, logits_BV: torch.Tensor, rows: Mapping[int, SampledRow], changed: Mapping[int, SampledRow]
     ) -> tuple[torch.Tensor, dict[int, RowTensors]]:
-        """Logits of some rows, float32, after the logits processors and masks of those ``changed``; and the tensors of these.
+        """Logits of some rows, float32, after the logits processors and masks of the rows ``changed``; and ``RowTensors`` of these rows.
 
         One more column is infinity in a row without a possible token, so that this column is chosen, and else -inf.
         """
@@ -91,7 +91,7 @@ class Sampler:
         return processed_BV, tensors
 
     def _upload(self, rows: Mapping[int, SampledRow], vocab_size: int) -> dict[int, RowTensors]:
-        """Tensors of each row on the device, all by one copy."""
+        """``RowTensors`` of each row on the device, all by one copy."""
         on_host = {b: {} for b in rows}
         for b, row in rows.items():
             parameters = [each for each in row.sampling.processors if each[0] in self._numbers]

@@ -47,7 +47,7 @@ class StatsReporter:
         self._accelerator = "" if device.type == "cpu" else f"{device} ({hardware_name(device)})"
 
     def report(self, num_slices: int) -> WorkerStats:
-        """Report while steps run, with the trace's ``Slices`` since the last call. Another thread may call it.
+        """Statistics of this rank while steps run, with the trace's ``Slices`` since the last call. Another thread may call it.
 
         Args:
             num_slices: maximum number of ``Slices`` entries to record until the next call; 0 for none.
@@ -57,7 +57,7 @@ class StatsReporter:
         return self._read(slices)
 
     def take(self) -> WorkerStats:
-        """Report at the end of a run, and reset the counters."""
+        """Statistics of this rank at the end of a run; resets the counters."""
         stats = self._read(self._recorder.take())
         self.reset()
         return stats

@@ -1,4 +1,4 @@
-"""Timeouts for phases without health channels: before the ranks have met, and after the goodbye."""
+"""Timeouts for phases without health channels: before the ranks have met, and after the ``Goodbye`` message."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def address_space_left() -> float:
 
 
 def describe_limit() -> str:
-    """Value of the limit and advice, as part of a sentence; empty without a limit."""
+    """Value of the address-space limit and advice, as part of a sentence; empty without a limit."""
     limit = address_space_limit()
     if limit == math.inf:
         return ""
@@ -47,7 +47,7 @@ def describe_limit() -> str:
 
 
 def check_address_space() -> None:
-    """Refuse a limit that is too small for importing torch.
+    """Refuse an address-space limit that is too small for importing torch.
 
     Raises:
         UserError: the limit is below ``LEAST_BYTES``.
@@ -57,7 +57,7 @@ def check_address_space() -> None:
 
 
 def explain_by_limit(error: BaseException | None) -> str:
-    """Message for an error that the limit caused, judging by its text and causes; empty for other errors."""
+    """Message for an error that the address-space limit caused, judging by its text and causes; empty for other errors."""
     if not (limit := describe_limit()):
         return ""
     while error is not None:

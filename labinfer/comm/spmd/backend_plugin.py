@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 FAILURE = re.compile(r"Failed to load the backend extension: (\S+?)\. ")
-"""Start of torch's error text. The error's ``__cause__`` is the plugin's own error."""
+"""Start of torch's error text for a plugin that fails to load. The error's ``__cause__`` is the plugin's own error."""
 
 
 def explain_backend_plugin(error: BaseException | None) -> str:

@@ -62,7 +62,7 @@ class Cgroup:
         return folder.stat().st_ino if least < UNLIMITED else 0
 
     def memory_left(self) -> float:
-        """Bytes left below the tightest limit, including file pages that the kernel can drop; infinity without a limit."""
+        """Bytes left below the tightest memory limit, including file pages that the kernel can drop; infinity without a limit."""
         rooms = [math.inf]
         for folder in self._folders("memory"):
             used = _words(folder / "memory.current") or _words(folder / "memory.usage_in_bytes")

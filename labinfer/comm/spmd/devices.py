@@ -75,8 +75,8 @@ def torch_device(name: DeviceName) -> torch.device:
 def use_device(name: DeviceName) -> torch.device:
     """``torch.device`` of this rank's device, which becomes the thread's current device.
 
-    Torch's operations, process groups and libraries of vendors use the current device wherever a call names no index. Without this call
-    that is accelerator 0 on every rank.
+    Torch's operations, process groups and libraries of vendors use the current device wherever a call names no index. Without this
+    call the current device is accelerator 0 on every rank.
     """
     device = torch_device(name)
     if device.type != "cpu":

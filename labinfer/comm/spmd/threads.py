@@ -26,7 +26,7 @@ class ThreadChoice:
     """CPUs that the threads are bound to; empty if the rank keeps its initial affinity mask."""
 
     def describe(self) -> str:
-        """One line for the startup log."""
+        """The choice in one line, for the startup log."""
         text = f"{self.count} CPU thread{'s' * (self.count != 1)} per rank ({self.reason})"
         return f"{text}, bound to CPU {format_ranges(self.bound_to)} on this rank" if self.bound_to else text
 

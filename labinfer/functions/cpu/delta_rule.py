@@ -24,7 +24,7 @@ class CpuDeltaRule:
         self._library = library
 
     def calls(self) -> dict[str, Callable]:
-        """Methods of this object, by the name of the function that each implements."""
+        """Function name → method of this object that implements the function."""
         return {name: getattr(self, name) for name in ("causal_conv", "delta_rule", "gated_norm")}
 
     def _compiled(self, name: str, dtype: torch.dtype) -> Callable:

@@ -66,7 +66,7 @@ class CpuFunctions:
             self._linear, self._sum = getattr(library, f"linear_{name}"), getattr(library, f"sum_linear_{name}")
 
     def calls(self) -> dict[str, Callable]:
-        """Methods of this object, by the name of the function that each implements."""
+        """Function name → method of this object that implements the function."""
         names = ("embedding", "linear", "pack_weight", "add_rms_norm", "silu_and_mul", "gelu_and_mul")
         gated = ("gated_linear",) if self._are_pairs else ()  # otherwise layers call linear, then the activation
         return {name: getattr(self, name) for name in (*names, *gated, "rotate_and_write", "paged_attention")}
@@ -94,7 +94,7 @@ class CpuFunctions:
         return multiply(self._linear, x_TI, weight, bias_O, finish)
 
     def activate(self, gate_up_TF: torch.Tensor, gelu: bool) -> torch.Tensor:
-        """Apply ``gelu_and_mul`` or ``silu_and_mul``."""
+        """Apply ``gelu_and_mul`` if ``gelu``, else ``silu_and_mul``."""
         return _gate(self._gelu if gelu else self._silu, gate_up_TF)
 
     def embedding(self, token_ids_T: torch.Tensor, table: DenseWeight, first: int) -> torch.Tensor:
@@ -204,6 +204,6 @@ def _gate(activate: Callable, gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 
 def _addresses(cache: LayerCache) -> tuple[int | None, ...]:
-    """Addresses of keys, their scales, values and their scales."""
+    """Addresses of keys, of scales of keys, of values, and of scales of values."""
     parts = (cache.k, cache.k_scale, cache.v, cache.v_scale)
     return tuple(None if part is None else part.data_ptr() for part in parts)

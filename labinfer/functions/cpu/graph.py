@@ -207,7 +207,7 @@ class _Recording(TorchFunctionMode):
         return out
 
     def graph(self, library: Library) -> CpuGraph:
-        """Graph of the recorded steps."""
+        """Graph of the recorded calls and operations."""
         steps: list[Callable[[], object]] = []
         program_bytes = 0
         for is_compiled, run in groupby(self._steps, key=lambda step: isinstance(step, tuple)):

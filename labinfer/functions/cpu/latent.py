@@ -27,7 +27,7 @@ class CpuLatent:
         self._attend = library.find("attend_latent", kernel)
 
     def calls(self) -> dict[str, Callable]:
-        """Methods of this object, by the name of the function that each implements."""
+        """Function name → method of this object that implements the function."""
         return {"write_latent": self.write_latent, "latent_attention": self.latent_attention}
 
     def _compiled(self, name: str, q_THQ: torch.Tensor) -> Callable:

@@ -62,7 +62,7 @@ class CpuPacked12:
         self._linear = library.find("linear12", kernel)
 
     def calls(self) -> dict[str, Callable]:
-        """Methods of this object, by the name of the function that each implements."""
+        """Function name → method of this object that implements the function."""
         return {name: getattr(self, name) for name in ("pack_weight", "linear", "gated_linear", "embedding")}
 
     def pack_weight(self, weight_OI: torch.Tensor) -> PackedWeight:

@@ -42,7 +42,7 @@ class CpuSampling:
         self._sample = {torch.float32: library.sample_float32, torch.bfloat16: library.sample_bfloat16}
 
     def calls(self) -> dict[str, Callable]:
-        """Methods of this object, by the name of the function that each implements."""
+        """Function name → method of this object that implements the function."""
         return {"argmax": self.argmax, "sample": self.sample}
 
     def argmax(self, logits_BV: torch.Tensor) -> torch.Tensor:

@@ -44,12 +44,12 @@ def add_rms_norm(
 
 
 def silu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
+    """``silu(gate) * up``; gate and up are the halves of a row: (T, 2F) → (T, F)."""
     return _activate(gate_up_TF, is_gelu=False)
 
 
 def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up`` of the two halves, with the tanh approximation of GELU: (T, 2F) → (T, F)."""
+    """``gelu(gate) * up``, gate and up are the halves of a row, with the tanh approximation of GELU: (T, 2F) → (T, F)."""
     return _activate(gate_up_TF, is_gelu=True)
 
 

@@ -26,17 +26,17 @@ MAX_BLOCK = 512
 HEAD_ALIGNMENT, MAX_HEAD_SIZE = 16, 512
 MAX_HEADS, MAX_GROUP = 256, 64
 MAX_ENTRY = 65535
-"""Maximum number of elements of a token's keys: KV heads times head size."""
+"""Maximum number of elements of a token's keys (KV heads times head size) that the operator supports."""
 MAX_CONTEXT = 262144
-"""Maximum context length of a decode."""
+"""Maximum context length of a decode that the operator supports."""
 MAX_ELEMENTS = 2**31 - 1
-"""Maximum number of elements of a layer's keys."""
+"""Maximum number of elements of a layer's keys that the operator supports."""
 MASK_SIZE = 2048
 """Size of the causal mask, which the operator shifts to each sequence."""
 RAGGED_HEAD_SIZE, MAX_RAGGED_SEQUENCES, MAX_RAGGED_TOKENS = 128, 4096, 1048576
 """Head size and limits of a call whose sequences have different numbers of new tokens (layout TND)."""
 CAUSAL, BAND = 3, 4
-"""Values of ``sparse_mode``: a causal mask, and one with a sliding window; both are aligned to the last key of a sequence."""
+"""Values of the operator's argument ``sparse_mode``: a causal mask, and one with a sliding window; both are aligned to the last key of a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

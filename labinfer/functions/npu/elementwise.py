@@ -47,7 +47,7 @@ class NpuElementwise:
         return self._ops.npu_rms_norm(x, weight_D, epsilon=eps)[0]
 
     def silu_and_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F)."""
+        """``silu(gate) * up``; gate and up are the halves of a row: (T, 2F) → (T, F)."""
         if not gate_up_TF.numel():
             return elementwise.silu_and_mul(gate_up_TF)
         return self._ops.npu_swiglu(gate_up_TF.contiguous(), dim=-1)

@@ -18,11 +18,11 @@ from labinfer.functions.reference.elementwise import gelu_and_mul
 from labinfer.functions.stacked_experts import StackedExperts
 
 MAX_EXPERTS = 1024
-"""Maximum number of groups of a call."""
+"""Maximum number of groups (experts) in a call of the operator."""
 MAX_SIZE = 65535
-"""Maximum size of the last dimension of rows and weights."""
+"""Maximum size of the last dimension of rows and weights in a call of the operator."""
 SIZES = 1
-"""Value of ``group_list_type`` and ``expert_tokens_num_type``: the groups' sizes, not the cumulative sums."""
+"""Value of the arguments ``group_list_type`` and ``expert_tokens_num_type``: the groups' sizes, not the cumulative sums."""
 
 
 def experts(

@@ -19,9 +19,9 @@ from labinfer.functions.reference import quantized
 from labinfer.weights.codes import Codes, QuantLayout
 
 MAX_SIZE = 65535
-"""Maximum number of inputs, and of outputs in one call."""
+"""Maximum number of inputs, and of outputs, in one call of the operators."""
 LEAST_GROUP = 32
-"""Group sizes are multiples of this number."""
+"""Group sizes that the operator supports are multiples of this number."""
 CODES_PER_WORD = 8
 SIGN_BITS = 0x88
 """Highest bits of the two codes of a byte. Inverting them converts codes from 0 … 15 to two's complement, -8 … 7."""

@@ -14,7 +14,7 @@ MAX_EXPERTS = 2048
 GROUP_ALIGNMENT = 32
 """The operator pads the experts of each group to a multiple of this number; all groups together are at most ``MAX_EXPERTS``."""
 SOFTMAX, SIGMOID = 0, 1
-"""Values of ``norm_type``."""
+"""Values of the operator's argument ``norm_type``."""
 
 
 def route(

@@ -71,7 +71,7 @@ class RuleInputs(NamedTuple):
 
 
 def recurrent(inputs: RuleInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token-by-token form of the rule: outputs (B, H, N, P), and the new state (B, H, key size, P)."""
+    """Token-by-token form of the delta rule: outputs (B, H, N, P), and the new state (B, H, key size, P)."""
     q, k, v, beta, log_decay = inputs
     out = torch.empty_like(v)
     for n in range(v.shape[2]):

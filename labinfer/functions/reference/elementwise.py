@@ -26,13 +26,13 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
 
 
 def silu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` of the two halves: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
+    """``silu(gate) * up``; gate and up are the halves of a row: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
     return F.silu(gate_TF) * up_TF
 
 
 def gelu_and_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """``gelu(gate) * up`` of the two halves, with the tanh approximation of GELU: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
+    """``gelu(gate) * up``, gate and up are the halves of a row, with the tanh approximation of GELU: (T, 2F) → (T, F) (Shazeer 2020, arXiv:2002.05202)."""
     gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
     return F.gelu(gate_TF, approximate="tanh") * up_TF
 

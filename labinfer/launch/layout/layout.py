@@ -67,7 +67,7 @@ class Layout:
     is_one_cpu_host: bool = False
     """Whether all stages compute on CPUs of one machine."""
     reproducible: bool = False
-    """Whether sums over tensor-parallel ranks have bits that do not depend on their number."""
+    """Whether sums over tensor-parallel ranks have bits that do not depend on the number of ranks."""
     _meta: dict[Place, StageShapes] = field(default_factory=dict, repr=False, compare=False)
 
     def dtype(self, place: Place) -> torch.dtype:

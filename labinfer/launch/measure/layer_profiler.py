@@ -19,9 +19,9 @@ from labinfer.planner.step_shape import StepShape
 from labinfer.worker.model_runner import ModelRunner
 
 BATCH_SECONDS = 0.06
-"""Minimum duration of a batch of repetitions."""
+"""Minimum duration in seconds of a batch of repetitions, which are timed together."""
 MAX_STEPS = 200
-"""Maximum number of repetitions of a step in a batch."""
+"""Maximum number of repetitions of a step in a batch of repetitions."""
 NUM_BATCHES = 3
 """Number of timed batches of repetitions. Their median counts: the minimum would be below the time of a step in a run."""
 INPUT_STEPS = 5
@@ -199,7 +199,7 @@ class LayerProfiler:
         self.runner.forget([start.seq_id for start in plan.starts])
 
     def _time(self, step: Callable[[], object]) -> float:
-        """Seconds of a step: the median of the means of ``NUM_BATCHES`` batches; for a slow step the mean of two runs."""
+        """Seconds of a step: the median of the means of ``NUM_BATCHES`` batches of repetitions; for a slow step the mean of two runs."""
         first = self._time_batch(step, 1)  # warm-up: small steps are captured
         estimate = self._time_batch(step, 1)
         slowest = torch.tensor([first, estimate])

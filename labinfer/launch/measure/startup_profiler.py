@@ -78,7 +78,7 @@ class StartupProfiler:
         return options.chooses_drafts or chooses_inflight or cache_sizes.num_host_blocks > 0
 
     def measure(self, group: RankGroup, options: SchedulerOptions, cache_sizes: CacheSizes) -> StepTimes:
-        """Time steps, hops and swaps, and gather the times of all ranks; collective."""
+        """Time steps, transfers between stages, and swaps, and gather the times of all ranks; collective."""
         most = min(options.max_num_seqs, options.max_num_batched_tokens, cache_sizes.num_states or options.max_num_seqs)
         sizes = [size for size in BATCH_SIZES if size <= most]
         room = min(

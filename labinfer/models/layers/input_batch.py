@@ -58,9 +58,9 @@ class WindowedSlots:
     """Cache slots and block tables of sliding-window layers, if these have KV blocks of their own."""
 
     slots_T: torch.Tensor
-    """Cache slot of each token in these layers; see ``ModelInputBatch.slots_T``."""
+    """Cache slot of each token in sliding-window layers; see ``ModelInputBatch.slots_T``."""
     attention: AttentionBatch
-    """Attention batch with block tables of these layers; entries before the window of all queries may name any block."""
+    """Attention batch with block tables of sliding-window layers; entries before the window of all queries may name any block."""
 
 
 @dataclass(frozen=True, kw_only=True)

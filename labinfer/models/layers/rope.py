@@ -108,7 +108,7 @@ def check_rope(rope: RopeConfig) -> None:
     """Check that the frequencies of ``rope`` are finite.
 
     Raises:
-        UserError: they are not, or a parameter is invalid.
+        UserError: a frequency is not finite, or a parameter is invalid.
     """
     try:
         with torch.device("cpu"):

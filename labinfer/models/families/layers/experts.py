@@ -66,9 +66,9 @@ class RoutedExperts(WeightedModule):
         self.packed: PackedExperts | None = None
         self._codes: tuple[Codes, Codes] | None = None
         """Memory for loading quantized experts; replaces ``gate_up`` and ``down``."""
-        self.hold_values()
+        self.use_float_values()
 
-    def hold_values(self) -> None:
+    def use_float_values(self) -> None:
         device = None if self._codes is None else self._codes[1].device
         self._functions, self._codes = self._value_functions, None
         self.gate_up = empty_parameter(2 * self._width, self._hidden_size, dtype=self._dtype, device=device)
