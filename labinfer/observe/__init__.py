@@ -1,1 +1,1 @@
-"""Observe: tables, progress lines, traces, and the report at the end of a run."""
+"""Observe: text tables, progress lines, traces, energy, and the report at the end of a run."""

@@ -14,19 +14,19 @@ class DraftFigures:
     """Counts and times of speculative decoding in a run. Times are in seconds."""
 
     drafts: int
-    """Number of verified drafts. Each belongs to one sequence and one step."""
+    """Number of verified drafts. A draft is for one sequence and one step."""
     continued: int
-    """Number of drafts that continued another draft of their sequence before that was verified."""
+    """Number of drafts that continued an earlier draft of their sequence, before the earlier draft was verified."""
     drafted: int
     accepted: int
     drafted_by_place: list[int]
-    """Number of drafted tokens at each position in the draft. Tokens after a rejected one count as rejected."""
+    """Number of drafted tokens at each position in a draft. Tokens after a rejected token count as rejected."""
     accepted_by_place: list[int]
     draft_seconds: float
-    """Time that the drafter took; rank 0 is blocked meanwhile."""
+    """Time in which the drafter ran, and rank 0 waited for it."""
     saved_seconds: float
-    """Estimated time of the steps that accepted tokens made unnecessary, minus the cost of drafts. 0 if no step times
-    were measured at the start."""
+    """Estimated time of the steps that accepted tokens made unnecessary, minus the time of drafting and verifying. 0 if no step
+    times were measured at startup."""
     failures: int
 
     @classmethod
@@ -51,12 +51,12 @@ class DraftFigures:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean number of output tokens per verified draft: its accepted tokens, and one sampled token unless another
-        draft continued it."""
+        """Mean number of output tokens per verified draft: the accepted tokens, and one sampled token unless another draft
+        continued the draft."""
         return (self.drafts - self.continued + self.accepted) / self.drafts if self.drafts else 1.0
 
     def as_dict(self) -> dict:
-        """All figures as a JSON object."""
+        """The figures as values of a JSON object."""
         return {
             "drafts": self.drafts,
             "continued": self.continued,
@@ -70,7 +70,7 @@ class DraftFigures:
         }
 
     def describe(self) -> str:
-        """Describe the figures in one line."""
+        """One line of text with the figures."""
         text = "no tokens were drafted"
         if self.drafts:
             shares = " ".join(f"{100 * share:.0f}" for share in self.acceptance())

@@ -14,7 +14,7 @@ class EnergyFigures:
     """Energy of a run in joules."""
 
     by_rank: dict[int, dict[str, float]]
-    """Maps each rank that reads energy counters to joules by counter. Each counter is read by one rank only."""
+    """Maps each rank that reads energy counters to the joules of each counter, by name. Only one rank reads a counter."""
     missing: dict[str, list[int]]
     """Maps each reason why energy counters cannot be read to the ranks that report it."""
     output_tokens: int
@@ -22,7 +22,7 @@ class EnergyFigures:
 
     @classmethod
     def read(cls, workers: Iterable[WorkerStats], output_tokens: int, requests: int) -> EnergyFigures:
-        """Read the figures from the stats of all ranks at the end of a run."""
+        """Read the figures from the statistics of all ranks at the end of a run."""
         missing = defaultdict(list)
         by_rank = {}
         for worker in workers:
@@ -39,16 +39,16 @@ class EnergyFigures:
 
     @property
     def per_output_token(self) -> float | None:
-        """Joules per output token; None without energy or tokens."""
+        """Joules per output token; None if no energy was measured or no tokens were generated."""
         return self.total / self.output_tokens if self.by_rank and self.output_tokens else None
 
     @property
     def per_request(self) -> float | None:
-        """Joules per finished request; None without energy or requests."""
+        """Joules per finished request; None if no energy was measured or no request has finished."""
         return self.total / self.requests if self.by_rank and self.requests else None
 
     def as_dict(self) -> dict:
-        """All figures as a JSON object. Figures without a measurement are null, not 0."""
+        """The figures as values of a JSON object. A figure that was not measured is null, not 0."""
         return {
             "joules": _rounded(self.total),
             "joules_per_output_token": _rounded(self.per_output_token),
@@ -61,7 +61,7 @@ class EnergyFigures:
         }
 
     def describe(self) -> str:
-        """Describe the figures in one line; empty if no rank reports any, as in a simulation."""
+        """One line of text with the figures; empty if no rank reports any, as in a simulation."""
         parts = []
         if self.by_rank:
             parts.append(f"{self.total:.1f} J")

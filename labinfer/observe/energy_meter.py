@@ -45,26 +45,26 @@ class EnergyMeter:
     def __init__(self, counters: Iterable[EnergyCounter], missing: Sequence[str] = (), interval: float = READ_SECONDS):
         self._counters = list(counters)
         self.missing = list(missing)
-        """Reasons why counters of this rank are not measured; one is added whenever a counter fails."""
+        """Reasons why counters of this rank are not measured; a counter that fails adds one."""
         self._joules: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
         self.begin()
         if any(counter.range for counter in self._counters):
-            # The thread must not keep the meter of a model that was dropped.
+            # The thread must not keep a meter alive whose model was dropped.
             dropped = threading.Event()
             weakref.finalize(self, dropped.set)
             arguments = (weakref.ref(self), dropped, interval)
             threading.Thread(target=_read_regularly, args=arguments, name="energy", daemon=True).start()
 
     def begin(self) -> None:
-        """Restart the measurement: the joules of every counter begin at 0."""
+        """Restart the measurement: set the joules of every counter to 0."""
         with self._lock:
             self._advance()
             self._joules = dict.fromkeys(self._joules, 0.0)
 
     def read(self) -> dict[str, float]:
-        """Joules since ``begin``, by counter. A counter that fails is left out from then on."""
+        """Joules since ``begin``, by name of the counter. A counter that fails is no longer measured."""
         with self._lock:
             self._advance()
             return dict(self._joules)
@@ -76,7 +76,7 @@ class EnergyMeter:
             except Exception as error:  # noqa: BLE001 - a vendor's library or a plugin may raise anything
                 self.missing.append(f"{counter.name}: {first_line(error)}")
                 self._counters.remove(counter)
-                self._joules.pop(counter.name, None)  # a sum that no longer grows would look like a result
+                self._joules.pop(counter.name, None)  # a sum that no longer grows would look valid
                 continue
             used = now - self._last.get(counter.name, now)
             self._joules[counter.name] = self._joules.get(counter.name, 0.0) + (
@@ -93,10 +93,10 @@ def _read_regularly(meter: weakref.ref[EnergyMeter], dropped: threading.Event, i
 
 
 def find_packages(root: Path = POWERCAP) -> tuple[list[EnergyCounter], list[str]]:
-    """Counters of this host's CPU packages and of their DRAM, and reasons why others cannot be read.
+    """Counters of this host's CPU packages and of their DRAM, and reasons why other counters cannot be read.
 
-    Other zones of powercap are left out, as they would count energy twice: ``core`` and ``uncore`` are parts of a
-    package, ``psys`` contains the packages, and ``intel-rapl-mmio`` is a second view of them.
+    Other zones of powercap are left out, as they would count energy twice: ``core`` and ``uncore`` are parts of a package, ``psys``
+    contains the packages, and ``intel-rapl-mmio`` is a second view of the packages.
 
     Args:
         root: folder of the powercap zones.

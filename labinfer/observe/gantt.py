@@ -1,4 +1,4 @@
-"""Gantt: chart of the work of every rank on some steps of a run, with each rank's busy fraction."""
+"""Gantt: data of a chart that shows the work of every rank on some steps of a run, and each rank's busy fraction."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from labinfer.base.errors import UserError
 from labinfer.observe.trace import MODEL_SLICES, WAIT_PREFIX, Slice, Track
 
 NUM_STEPS = 30
-"""Number of steps in a chart: at the width of a page, 30 bars have room for their step ids."""
+"""Number of steps in a chart: on a page, 30 bars are wide enough for their step ids."""
 KINDS = ("prefill", "decode", "mixed")
 """Kinds of micro-batches: prompt tokens only, decode tokens only, or both."""
 BUSY_SLICES = ("prepare", *MODEL_SLICES)
-"""Names of the slices that count as work of a rank, as in ``WorkerStats.busy_time``."""
+"""Names of the trace slices that count as work of a rank, as in ``WorkerStats.busy_time``."""
 
 
 class Bar(NamedTuple):
@@ -37,14 +37,14 @@ class Row:
     bars: list[Bar]
     """Bars of the rank in order of time, clipped to the chart."""
     waits: list[tuple[int, int]]
-    """Begin and end of each wait for other ranks."""
+    """Begin and end of each wait of the rank for other ranks."""
     busy: float
     """Fraction of the chart's duration in which the rank works; the rest is the bubble."""
 
 
 @dataclass(frozen=True)
 class Gantt:
-    """A chart of consecutive steps, from the begin of the first step on any rank to the end of the last one."""
+    """A chart of consecutive steps, from the beginning of the first step on any rank to the end of the last step on any rank."""
 
     steps: Sequence[int]
     """Ids of the chart's steps."""
@@ -63,7 +63,7 @@ def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
         measured: ids of the measured steps.
 
     Raises:
-        UserError: no measured step was recorded by every rank, as the recorders were full by then.
+        UserError: no measured step was recorded by every rank, as the ranks' recorders were already full.
     """
     tracks = sorted(tracks, key=lambda track: (track.stage, track.rank))
     recorded = set.intersection(*({slice.step_id for slice in track.slices if slice.name == "run"} for track in tracks))
@@ -83,7 +83,7 @@ def make_gantt(tracks: Iterable[Track], measured: Iterable[int]) -> Gantt:
 
 
 def make_bars(slices: Iterable[Slice]) -> list[Bar]:
-    """Merge consecutive work slices of a rank on one micro-batch into bars.
+    """Bars of one rank: consecutive trace slices of work on one micro-batch are merged.
 
     Args:
         slices: slices of one rank, sorted by time.
@@ -103,7 +103,7 @@ def make_bars(slices: Iterable[Slice]) -> list[Bar]:
 
 
 def micro_batch_kind(slice: Slice) -> str:
-    """Kind of the micro-batch that a slice belongs to, one of ``KINDS``."""
+    """Kind (one of ``KINDS``) of the micro-batch that a trace slice belongs to."""
     if slice.num_decodes == slice.num_tokens:
         return "decode"
     return "mixed" if slice.num_decodes else "prefill"

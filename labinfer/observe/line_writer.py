@@ -1,4 +1,4 @@
-"""LineWriter: writes log lines in its own thread, so that callers never block."""
+"""LineWriter: writes log lines in a thread of its own, so that callers never block."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import threading
 import time
 
 MAX_LINES = 10_000
-"""Maximum number of queued lines; further lines are lost."""
+"""Maximum number of lines that wait to be written; further lines are lost."""
 CLOSE_SECONDS = 1.0
-"""Maximum seconds that ``close`` waits until queued lines are written."""
+"""Maximum seconds for which ``close`` waits until all lines are written."""
 
 
 class LineWriter:
@@ -50,7 +50,7 @@ class LineWriter:
             if self._num_lost and self._lines.empty():
                 num_lost, self._num_lost = self._num_lost, 0
                 text += f"labinfer: {num_lost} log lines were dropped, because standard error was not read\n"
-            with contextlib.suppress(OSError):  # a log that cannot be written must not end the process
+            with contextlib.suppress(OSError):  # a failing log must not end the process
                 # Not by sys.stderr, whose lock this blocked thread would hold: the process would wait for it at exit.
                 view = memoryview(text.encode(errors="backslashreplace"))
                 while view:  # a signal may interrupt a write to a pipe after a part of the line

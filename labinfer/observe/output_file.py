@@ -1,4 +1,4 @@
-"""OutputFile: unbuffered writing of whole lines, to a file or to standard output."""
+"""OutputFile: a file, or standard output, to which whole lines are written without a buffer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ STANDARD_OUTPUT = 1
 class OutputFile:
     """A file to write to, or standard output for ``-``.
 
-    Writes are unbuffered: a killed process leaves only whole lines. The file's earlier content is kept until ``begin``,
-    so that a job that fails to start destroys nothing.
+    Writes are unbuffered: a killed process leaves only whole lines. The earlier content of the file is kept until ``begin``, so
+    that a job that fails to start destroys nothing.
 
     Args:
         flag: name of the option that gives ``path``, for error messages.
@@ -36,13 +36,13 @@ class OutputFile:
         try:
             self._fd = STANDARD_OUTPUT
             if path == STANDARD and sys.stdout is not None:
-                sys.stdout.flush()  # so that text printed earlier comes first
+                sys.stdout.flush()  # text printed before must come first
             if path != STANDARD:
                 self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode) and path != STANDARD
         except OSError as error:
             parent = Path(path).absolute().parent
-            missing = path != STANDARD and not os.path.isdir(parent)  # never raises
+            missing = path != STANDARD and not os.path.isdir(parent)  # does not raise
             hint = f"; directory {parent} does not exist" if missing else ""
             raise UserError(f"cannot write {self._name}: {error.strerror}{hint}") from None
         for other_flag, other in (others or {}).items():
@@ -77,10 +77,10 @@ class OutputFile:
         return os.fstat(self._fd).st_size
 
     def write(self, text: str) -> None:
-        """Write all of ``text``. If that fails, a regular file is restored to its previous length.
+        """Write all of ``text``. If the write fails, a regular file is cut to its previous length.
 
         Raises:
-            Interrupted: the reader of standard output, such as ``head``, has closed it; corresponds to SIGPIPE.
+            Interrupted: the reader of standard output, such as ``head``, has closed it (what SIGPIPE says to other programs).
             UserError: the text could not be written.
         """
         view = memoryview(text.encode("utf-8", errors="replace"))
@@ -98,7 +98,7 @@ class OutputFile:
                 ) from None
 
     def write_json(self, record: dict[str, Any]) -> None:
-        """Write one JSON line.
+        """Write ``record`` as one line of JSON.
 
         Raises:
             UserError: the line could not be written.

@@ -1,4 +1,5 @@
-"""ProgressLine: a progress text that is updated in place on a terminal; elsewhere (mpirun, logs) an occasional plain line."""
+"""ProgressLine: a progress text that is updated in place on a terminal; elsewhere (under mpirun, in logs), a plain line from time
+to time."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from labinfer.base.standard_error import is_terminal, terminal_columns, write_er
 from labinfer.observe.table import display_width
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
-"""Minimum seconds between two updates: on a terminal, and elsewhere."""
+"""Minimum seconds between two updates: on a terminal, and on another stream."""
 START_SECONDS = 1.5
-"""Minimum seconds between two plain lines while ranks start, as a user is waiting."""
+"""Minimum seconds between two plain lines while ranks start; a user is waiting then."""
 TICK_SECONDS = 0.5
 """Seconds between two updates of a ``Ticker``."""
 DEFAULT_COLUMNS = 80
-"""Assumed width in columns of a terminal that does not report its width."""
+"""Assumed width, in columns, of a terminal that does not report its width."""
 
 
 class ProgressLine:
@@ -27,8 +28,8 @@ class ProgressLine:
 
     Args:
         stream: standard error by default.
-        plain_seconds: minimum seconds between the first two lines if ``stream`` is not a terminal. The interval doubles
-            with each line, up to ``PLAIN_SECONDS``.
+        plain_seconds: minimum seconds between the first two lines if ``stream`` is not a terminal. The interval doubles after each
+            line, up to ``PLAIN_SECONDS``.
         at_once: whether the first update is due at once if ``stream`` is not a terminal.
     """
 
@@ -40,8 +41,8 @@ class ProgressLine:
         self._width = 0
 
     def due(self) -> bool:
-        """Whether an update is due: enough time has passed since the last update, or since the first call. Check it
-        before composing a text."""
+        """Whether an update is due: enough time has passed since the last update, or since the first call. Check it before
+        composing the text of an update."""
         now = time.monotonic()
         if self._last_time is None:
             self._last_time = now
@@ -51,7 +52,7 @@ class ProgressLine:
         """Show ``text`` and ``ending`` now.
 
         Args:
-            text: parts separated by commas, the most important first: on a narrow terminal the last ones are left out.
+            text: parts separated by commas, the most important first: on a narrow terminal the last parts are left out.
             ending: text at the end of the line that is never left out.
         """
         self._last_time = time.monotonic()
@@ -62,25 +63,25 @@ class ProgressLine:
         columns = self._columns()
         line = fit_parts(text, columns - display_width(ending)) + ending
         width = display_width(line)
-        # The cursor returns to the beginning of the row, so that a log message of any process is written over the line.
+        # The cursor returns to the beginning of the row, so that a log message of any process overwrites the line.
         write_error("\r" + line + " " * (min(self._width, columns) - width) + "\r", self._stream)
         self._width = width
 
     def close(self) -> None:
-        """Clear the live line on a terminal, so that the next text starts on an empty line."""
+        """On a terminal, clear the progress text, so that the next text starts on an empty line."""
         if self._width:
             write_error("\r" + " " * min(self._width, self._columns()) + "\r", self._stream)
             self._width = 0
 
     def _columns(self) -> int:
-        """Number of terminal columns that a line may use: all but the last one, after which some terminals begin a new
-        row. Read for each line, as a user may resize the terminal."""
+        """Number of terminal columns that a line may use: all but the last one, after which some terminals begin a new row. Read
+        anew for each line, as a user may resize the terminal."""
         return max(1, (terminal_columns(self._stream) or DEFAULT_COLUMNS) - 1)
 
 
 def fit_parts(text: str, columns: int) -> str:
-    """Shorten ``text`` to as many of its comma-separated parts as fit into ``columns``. If not even the first fits, it
-    is cut off with ``…``."""
+    """Shorten ``text`` to as many of its comma-separated parts as fit into ``columns``. If not even the first part fits, it is cut
+    off and ends in ``…``."""
     parts = text.split(", ")
     while len(parts) > 1 and display_width(", ".join(parts)) > columns:
         parts.pop()
@@ -97,14 +98,14 @@ class Ticker:
     imports.
 
     Args:
-        describe: returns the text. It is called in the thread, and may be replaced at any time.
+        describe: returns the text. The thread calls it; the attribute may be replaced at any time.
         plain_seconds: see ``ProgressLine``.
     """
 
     def __init__(self, describe: Callable[[], str], stream: TextIO | None = None, plain_seconds: float = PLAIN_SECONDS):
         self.describe = describe
         self._line, self._begin = ProgressLine(stream, plain_seconds), time.monotonic()
-        if self._line.due():  # true on a terminal, which is updated at once
+        if self._line.due():  # due at once on a terminal
             self._line.update(describe())
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)
@@ -124,8 +125,8 @@ class Ticker:
 
 @contextmanager
 def compile_progress(stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Context with a function that shows how many C++ files are compiled: ``show(done, total)``. Nothing is shown until
-    it is called."""
+    """Context with a function ``show(done, total)``, which shows the number of compiled C++ files. Nothing is shown before its
+    first call."""
     line, begin = ProgressLine(stream, at_once=True), time.monotonic()
 
     def show(done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Recorder: records what a rank does as named slices (intervals) of its time."""
+"""Recorder: records what a rank does as trace slices, that is, named intervals of time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from labinfer.base.rank_stats import Slices
 from labinfer.base.tracer import Tracer
 
 CAPACITY = 200_000
-"""Maximum number of slices of a rank in a run: enough for over 10,000 steps, in 10 MB."""
+"""Maximum number of trace slices of a rank in a run. They take 10 MB and suffice for over 10,000 steps."""
 FIELDS = 6
-"""Number of integers that stand for a slice, which is a recorded time interval; see ``Slices``."""
+"""Number of integers that represent one trace slice; see ``Slices``."""
 NO_STEP = (-1, 0, 0)
-"""Step id, number of tokens, and number of decode tokens for a slice outside any step."""
+"""Step id, number of tokens, and number of decode tokens for a trace slice outside of all steps."""
 
 
 class Recorder(Tracer):
-    """Records slices of a rank, up to ``capacity``; later slices are only counted. A slice that launches work on an
-    accelerator may end before that work does.
+    """Records trace slices of a rank, up to ``capacity``; later slices are only counted. A slice that launches work on an
+    accelerator may end before the accelerator finishes that work.
 
     Args:
         capacity: maximum number of slices; 0 records nothing, at almost no cost.
@@ -40,21 +40,21 @@ class Recorder(Tracer):
         if len(self._numbers) >= self.capacity * FIELDS:
             self._num_dropped += 1
             return
-        if plan is not None and plan is not self._plan:  # most slices belong to the step of the previous slice
+        if plan is not None and plan is not self._plan:  # most slices belong to the step of the slice before
             self._plan, self._step = plan, (plan.step_id, plan.num_tokens, plan.num_decodes)
         number = self._names.setdefault(name, len(self._names))
         step = NO_STEP if plan is None else self._step
         self._numbers.extend(
             (number, begin, end, *step)
-        )  # a single call: another thread sees all of the slice, or nothing
+        )  # one call, so that another thread sees the whole slice or nothing of it
 
     def take(self) -> Slices | None:
-        """Return the slices since the last call; None while ``capacity`` is 0. May be called from another thread."""
+        """Return the trace slices recorded since the last call; None while ``capacity`` is 0. Another thread may call it."""
         taken = self._numbers[:]
-        del self._numbers[: len(taken)]  # other slices may have been added meanwhile
+        del self._numbers[: len(taken)]  # the recording thread may have added slices meanwhile
         num_dropped = self._num_dropped - self._num_dropped_taken
         self._num_dropped_taken += num_dropped
-        if not self.capacity:  # recording was turned off: drop the slices from before
+        if not self.capacity:  # recording was turned off: drop earlier slices
             return None
         clock = max(time.time_ns() - time.perf_counter_ns() for _ in range(3))  # an interruption lowers it
         return Slices(names=list(self._names), numbers=taken.tobytes(), clock=clock, num_dropped=num_dropped)

@@ -19,8 +19,7 @@ FRACTIONS = (0.5, 0.9, 0.99)
 """Quantiles of latencies that a report shows, as fractions."""
 TIME_HEADER = ("rank", "stage", "tp", "steps", "busy", "bubble", "waits")
 RESOURCE_HEADER = ("rank", "threads", "CPUs", "peak memory", "private memory", "weights read")
-"""Columns of the report's two tables of ranks: times and resources. One table with all columns would be wider than a
-terminal."""
+"""Columns of the report's two tables of ranks: times and resources. (One table with all columns would be wider than a terminal.)"""
 
 
 @dataclass(kw_only=True)
@@ -32,7 +31,7 @@ class RunReport:
     prompt_tokens: int = 0
     output_tokens: int = 0
     generated_tokens: int = 0
-    """Output tokens of all answers so far, including unfinished ones."""
+    """Number of output tokens of all answers so far, including unfinished answers."""
     counts: Counter[str] = field(default_factory=Counter)
     """Counters of the scheduler: ``preemptions``; ``swaps`` (preemptions by swapping); ``looked_up`` (tokens of
     sequences, counted at each admission); ``found`` (prefix-cache hits among these tokens); and counters of drafts (see
@@ -42,10 +41,10 @@ class RunReport:
     time_per_output_token: list[float] = field(default_factory=list)
     workers: Sequence[WorkerStats] = ()
     fingerprint: str = ""
-    """Digest of all that the answers depend on, as the report shows it; empty if it is not to be shown."""
+    """Digest of all that the answers depend on, as shown in the report; empty if the report does not show it."""
 
     def bubble(self, worker: WorkerStats) -> float:
-        """Fraction of the run in which a rank did not compute (pipeline bubble)."""
+        """Fraction of the run's time in which the rank of ``worker`` did not compute (its pipeline bubble)."""
         return max(0.0, 1.0 - worker.busy_time / self.wall_time) if self.wall_time else 0.0
 
     @property
@@ -54,7 +53,7 @@ class RunReport:
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of the tokens of admitted sequences that were prefix-cache hits."""
+        """Fraction of prefix-cache hits among the tokens of admitted sequences."""
         return self.counts["found"] / self.counts["looked_up"] if self.counts["looked_up"] else 0.0
 
     def expert_tokens(self) -> dict[int, list[int]]:
@@ -62,18 +61,17 @@ class RunReport:
         return {layer: tokens for worker in self.workers for layer, tokens in sorted(worker.expert_tokens.items())}
 
     def time_shares(self) -> dict[str, float]:
-        """Maps each name of trace slices to its fraction of rank 0's recorded time, the largest first; empty if nothing
-        was recorded."""
+        """Fraction of rank 0's recorded time by name of trace slices, the largest first; empty if nothing was recorded."""
         slices = self.workers[0].slices if self.workers else None
         times = own_times(read_slices(slices)) if slices else Counter()
         return {name: time / times.total() for name, time in times.most_common() if time}
 
     def energy(self) -> EnergyFigures:
-        """Energy of the run, over all hosts and accelerators."""
+        """Energy of the run, summed over all hosts and accelerators."""
         return EnergyFigures.read(self.workers, self.output_tokens, self.num_finished)
 
     def as_dict(self) -> dict:
-        """The report as a JSON object."""
+        """The report as values of a JSON object."""
         return {
             "finished": self.num_finished,
             "failed": self.num_failed,
@@ -116,8 +114,8 @@ class RunReport:
         return f"{answers}{what}; {prompts}"
 
     def format(self, max_width: int = 0) -> str:
-        """Format the report as text: counts and times of the run, then tables of the times and of the resources of its
-        ranks. For ``max_width`` see ``format_table``."""
+        """The report as text: counts and times of the run, then a table of times and a table of resources of all ranks. For
+        ``max_width`` see ``format_table``."""
         wall = self.wall_time or float("nan")
         rows = [
             ("requests", f"{self.num_finished} finished, {self.num_failed} failed"),
@@ -180,14 +178,14 @@ class RunReport:
         return "\n\n".join([text, *tables])
 
     def _describe_waits(self, worker: WorkerStats) -> str:
-        """Describe what a rank waited for, in percent of the run, the longest first."""
+        """Text that says what a rank waited for, in percent of the run's time, the longest wait first."""
         shares = [(seconds / self.wall_time, name) for name, seconds in worker.waits.items() if self.wall_time]
         shown = [f"{name} {100 * share:.1f} %" for share, name in sorted(shares, reverse=True) if share >= 0.0005]
         return ", ".join(shown) or "-"
 
 
 def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
-    """Describe in one line how evenly tokens were routed to the experts.
+    """One line of text that says how evenly tokens were routed to the experts.
 
     Args:
         loads: number of tokens routed to each expert, by layer.
@@ -205,7 +203,7 @@ def describe_loads(loads: Mapping[int, Sequence[int]]) -> str:
 
 
 def describe_reads(ranks: Sequence[ExpertReads]) -> str:
-    """Describe the hit rate of the expert cache, and the cost of its misses."""
+    """Text with the hit rate of the expert cache, and the time that its misses took."""
     hits, misses = sum(reads.hits for reads in ranks), sum(reads.misses for reads in ranks)
     share = f"{100 * hits / (hits + misses):.1f} % of {hits + misses}" if hits + misses else "no expert was used"
     size, stall = format_bytes(sum(reads.bytes_read for reads in ranks)), max(reads.stall_time for reads in ranks)

@@ -1,4 +1,5 @@
-"""StandardOutput: standard output whose closed pipe raises ``Interrupted``, so that it differs from a broken pipe of a socket."""
+"""StandardOutput: standard output that raises ``Interrupted`` if its pipe is closed, so that ``BrokenPipeError`` always means a
+socket."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ STANDARD_OUTPUT = 1
 
 
 class StandardOutput(io.FileIO):
-    """Standard output as a raw file over descriptor 1, which it never closes."""
+    """Standard output as a raw file over descriptor 1. The descriptor is never closed."""
 
     def __init__(self) -> None:
         super().__init__(STANDARD_OUTPUT, "w", closefd=False)
 
     def write(self, data: Any) -> int | None:
-        """Write bytes; returns how many were written.
+        """Write ``data``; returns the number of bytes that were written.
 
         Raises:
-            Interrupted: the reader of the pipe, such as ``head``, has closed it; as by SIGPIPE.
+            Interrupted: the reader of the pipe, such as ``head``, has closed it (what SIGPIPE says to other programs).
         """
         try:
             return super().write(data)
@@ -31,8 +32,8 @@ class StandardOutput(io.FileIO):
 
 
 def interrupt_at_closed_output() -> None:
-    """Let ``print`` raise ``Interrupted`` if the reader of standard output has closed it. Does nothing if descriptor 1 was closed at the
-    start of the process."""
+    """Let ``print`` raise ``Interrupted`` if the reader of standard output has closed it. Does nothing if the process started
+    without descriptor 1."""
     if (stream := sys.stdout) is None:
         return
     sys.stdout = io.TextIOWrapper(

@@ -1,4 +1,4 @@
-"""Tables as plain text, and quantities in readable units."""
+"""Text: tables, and quantities in readable units."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], max_wi
     """Format rows as a text table under a header. Columns are aligned, those with numbers to the right.
 
     Args:
-        max_width: width of the terminal; 0 for no limit. Columns beyond ``max_width`` form further tables below, each
-            of which repeats the first column.
+        max_width: width of the terminal; 0 for no limit. Columns that do not fit form further tables below the first, which also
+            begin with the first column.
     """
     cells = [list(header), *([str(value) for value in row] for row in rows)]
     widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
@@ -29,8 +29,8 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], max_wi
 
 
 def _divide(widths: Sequence[int], max_width: int) -> list[list[int]]:
-    """Divide columns with these ``widths`` among tables that fit ``max_width``. Returns the column indices of each
-    table, which begin with column 0 and at least one other column."""
+    """Divide columns of the widths ``widths`` among tables that fit ``max_width``. Returns the column indices of each table, which
+    begin with column 0 and at least one other column."""
     tables = [[0]]
     for column in range(1, len(widths)):
         wide = sum(widths[i] for i in (*tables[-1], column)) + len(GAP) * len(tables[-1]) > max_width
@@ -41,7 +41,7 @@ def _divide(widths: Sequence[int], max_width: int) -> list[list[int]]:
 
 
 def pad(text: str, width: int, to_right: bool) -> str:
-    """Pad ``text`` with spaces to ``width`` terminal columns."""
+    """Pad ``text`` with spaces to ``width`` terminal columns; with ``to_right`` the spaces come first."""
     space = " " * (width - display_width(text))
     return space + text if to_right else text + space
 

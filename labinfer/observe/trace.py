@@ -1,4 +1,4 @@
-"""Traces: the recorded slices of all ranks, as a file for Perfetto and chrome://tracing; and the time of slices by name.
+"""Traces: the trace slices (named intervals of time) of all ranks, as a file for Perfetto and chrome://tracing, and summed by name.
 
 The format is Chrome's trace events, as one JSON object: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -24,27 +24,27 @@ from labinfer.observe.recorder import FIELDS
 logger = logging.getLogger(__name__)
 
 MODEL_SLICES = ("run", "sample")
-"""Names of the slices in which a rank runs the model."""
+"""Names of the trace slices in which a rank runs the model."""
 WAIT_PREFIX = "wait for"
-"""Prefix of the names of slices in which a rank waits for others."""
+"""Prefix of the names of trace slices in which a rank waits for another rank."""
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """A named interval of a rank's time, in nanoseconds since 1970 by the clock of its node."""
+    """A trace slice: a named interval of a rank's time, in nanoseconds since 1970 by the clock of the rank's node."""
 
     name: str
     begin: int
     end: int
     step_id: int
-    """-1 outside any step."""
+    """Id of the step that the interval belongs to; -1 outside of all steps."""
     num_tokens: int
-    """Tokens of the step."""
+    """Number of tokens in the step."""
     num_decodes: int
-    """Decode tokens of the step; the other tokens are prefill."""
+    """Number of decode tokens in the step; all other tokens are prefill."""
 
 
 class Track(NamedTuple):
-    """The slices of one rank, in order of time."""
+    """The trace slices of one rank, in order of time."""
 
     rank: int
     stage: int
@@ -53,7 +53,7 @@ class Track(NamedTuple):
 
 
 def read_slices(slices: Slices) -> list[Slice]:
-    """Decode recorded slices. They are sorted by begin; each slice precedes those that are nested in it."""
+    """Decode recorded trace slices. The result is sorted by begin; a slice precedes the slices that are nested in it."""
     numbers = iter(array("q", slices.numbers))
     decoded = (
         Slice(
@@ -70,8 +70,7 @@ def read_slices(slices: Slices) -> list[Slice]:
 
 
 def own_times(slices: Iterable[Slice]) -> Counter[str]:
-    """Maps each name of slices to the total time of its slices in nanoseconds, without the time of slices nested in
-    them.
+    """Total time of the trace slices of each name, in nanoseconds. Time in nested slices counts only for the nested ones.
 
     Args:
         slices: slices in the order of ``read_slices``.
@@ -89,17 +88,17 @@ def own_times(slices: Iterable[Slice]) -> Counter[str]:
 
 
 def make_tracks(workers: Iterable[WorkerStats]) -> list[Track]:
-    """Make the track of every rank; all of them must have recorded slices."""
+    """Make the track of every rank; every rank must have recorded trace slices."""
     return [Track(worker.rank, worker.stage, worker.tp_rank, read_slices(worker.slices)) for worker in workers]
 
 
 def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[str, Any] | None = None) -> None:
-    """Write a trace with a track for each rank; replaces the file's earlier content.
+    """Write a trace with a track for each rank, in place of the file's earlier content.
 
     If writing fails, the error is only logged, so that the answers of the run are not lost.
 
     Args:
-        facts: fields of the engine's ``EngineSpec``, which a simulation of this run needs.
+        facts: fields of the engine's ``EngineSpec``, which a replay of the trace by ``simulate`` needs.
     """
     try:
         file.begin()
@@ -110,7 +109,7 @@ def write_trace(file: OutputFile, workers: Sequence[WorkerStats], facts: dict[st
 
 
 def trace_text(tracks: Iterable[Track], facts: dict[str, Any] | None = None) -> Iterator[str]:
-    """Yield the trace as pieces of JSON text. Time 0 is the begin of the first slice.
+    """Yield the trace as pieces of JSON text. Time 0 is the beginning of the first trace slice.
 
     Tracks of different nodes are aligned only as well as the nodes' clocks.
     """
@@ -137,8 +136,8 @@ def _events(track: Track, start: int) -> Iterator[str]:
 
 
 def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
-    """Read a file of ``write_trace``. Returns the track of each rank, and the ``facts``. Times count from the begin of
-    the first slice.
+    """Read a file of ``write_trace``. Returns the track of each rank, and the ``facts``. Times count from the beginning of the
+    first trace slice.
 
     Raises:
         UserError: the file cannot be read, or holds no such trace.
@@ -167,7 +166,7 @@ def read_trace(path: str) -> tuple[list[Track], dict[str, Any]]:
 
 
 def _read_slice(path: str, event: _Event) -> Slice:
-    """Convert an event of a trace file to a slice.
+    """Convert an event of a trace file to a trace slice.
 
     Raises:
         UserError: the event's numbers are invalid.
@@ -190,9 +189,9 @@ def _read_slice(path: str, event: _Event) -> Slice:
 
 
 LATEST = 1e15
-"""Maximum timestamp of an event in a trace, in microseconds (some decades)."""
+"""Maximum timestamp of an event in a trace file, in microseconds: some decades."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
-"""Pattern of the names that ``write_trace`` gives to tracks."""
+"""Pattern of the names that ``write_trace`` gives to the tracks of ranks."""
 
 
 class _Event(msgspec.Struct, kw_only=True):

@@ -1,1 +1,1 @@
-"""Requests: converts prompts and HTTP bodies to engine requests, and engine outputs to answers."""
+"""Requests: converts prompts, HTTP bodies and JSONL lines to engine requests, and engine outputs to answers."""

@@ -1,4 +1,5 @@
-"""GenerationInput: what an HTTP body or a JSONL line asks for, validated; and its construction from OpenAI's bodies."""
+"""GenerationInput: what an HTTP body or a JSONL line asks for, validated; read_completion and read_chat: make it from OpenAI's
+bodies."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class GenerationInput:
     model: str | None = None
     echo: bool = False
     prompt_alone: bool = False
-    """Whether the response has only the prompt (``max_tokens=0`` with ``echo``). One token is generated and dropped, as
-    in vLLM."""
+    """Whether the response has the prompt and no generated text (``max_tokens=0`` with ``echo``). The model generates one token,
+    which is dropped, as in vLLM."""
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -43,9 +44,9 @@ class GenerationInput:
     include_reasoning: bool = True
     """Whether the response includes the reasoning."""
     return_drafted: bool = False
-    """Whether the response lists the tokens of each answer, and whether each was an accepted draft token."""
+    """Whether the response lists the tokens of each answer, each with a flag that says whether it was an accepted draft token."""
     warnings: tuple[str, ...] = ()
-    """Descriptions of fields or keywords of the input that were ignored."""
+    """Warnings for the client about ignored fields, and about ignored keywords of schemas."""
     priority: int = 0
     user: str = ""
     cache_salt: str = ""
@@ -55,7 +56,7 @@ class GenerationInput:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of an input that has exactly one."""
+        """The prompt of this input, which must have exactly one."""
         (prompt,) = self.prompts
         return prompt
 
@@ -103,7 +104,7 @@ def _check_neutral(body: OpenAIBody) -> None:
         value = getattr(body, name)
         is_neutral = any(
             value == neutral and type(value) is type(neutral) for neutral in NEUTRAL_VALUES[name]
-        )  # 1 == True in Python, but true is not a neutral value
+        )  # 1 == True in Python, but true is not a value of NEUTRAL_VALUES
         if value is not None and not is_neutral:
             instead = f"use {OTHER_NAMES[name]}" if name in OTHER_NAMES else "leave it out"
             raise UserError(f"{name}={value!r:.60} is not supported; {instead}")
@@ -121,7 +122,7 @@ def _read(
     if max_tokens is None:
         max_tokens, max_tokens_field = body.max_tokens, "max_tokens" if body.max_tokens is not None else ""
     elif body.max_tokens is not None:
-        check_max_tokens("max_tokens", body.max_tokens)  # checked even if max_completion_tokens takes precedence
+        check_max_tokens("max_tokens", body.max_tokens)  # checked although max_completion_tokens takes precedence
     prompt_alone, has_format = bool(body.echo) and max_tokens == 0, body.structured_outputs is None
     if max_tokens is not None and not prompt_alone:
         check_max_tokens(max_tokens_field, max_tokens)

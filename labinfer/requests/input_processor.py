@@ -29,7 +29,7 @@ from labinfer.text.tokenizing import PromptText, TokenizingProcess
 from labinfer.text.tools import ToolUse
 
 EFFORT, VERBOSITY = "reasoning_effort", "verbosity"
-"""Names of the chat template variables for the length of the reasoning and the length of the answer."""
+"""Names of the chat template variables that set the length of the reasoning and the length of the answer."""
 
 
 class InputProcessor:
@@ -37,8 +37,7 @@ class InputProcessor:
 
     Args:
         directory: directory of the tokenizer.
-        required: whether a directory without a tokenizer is an error; otherwise only prompts that need a tokenizer are
-            refused.
+        required: whether a directory without a tokenizer is an error; if not, only prompts that need a tokenizer are refused.
         response_template: format of chat replies; see ``choose_format``.
         max_prompt_tokens: maximum prompt length; much longer prompts are refused before they are tokenized.
         chat_template: file that replaces the checkpoint's chat templates; empty for none.
@@ -68,7 +67,7 @@ class InputProcessor:
         self.tokenizing = TokenizingProcess(
             directory, response_template, max_prompt_tokens, chat_template, self.tokenizer_digest
         )
-        """Worker process that tokenizes long prompts; in this process they would block other requests."""
+        """Helper process that tokenizes long prompts: tokenizing them in this process would block other requests."""
 
     def process(
         self,
@@ -82,7 +81,7 @@ class InputProcessor:
         """Make the engine request of a prompt.
 
         Args:
-            token_ids: the tokenized prompt, if known already; ``Request.prompt`` is then None.
+            token_ids: token ids of ``prompt``, if they are known already; ``Request.prompt`` is then None.
             fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``.
 
         Raises:
@@ -119,7 +118,7 @@ class InputProcessor:
         structured-output grammar. Not thread-safe.
 
         Args:
-            fields: as in ``process``; those of a dictionary prompt take precedence.
+            fields: as in ``process``; values in a dictionary prompt take precedence.
 
         Raises:
             UserError: the prompt or the grammar is invalid.
@@ -130,7 +129,7 @@ class InputProcessor:
         return request
 
     def check_grammar(self, request: Request) -> None:
-        """Check the structured-output grammar of a request, if it has one. This may take a second.
+        """Check the structured-output grammar of a request, if the request has one. May take a second.
 
         Raises:
             UserError: the grammar is invalid or too costly.
@@ -139,16 +138,17 @@ class InputProcessor:
             self._sandbox.check(request.sampling.structured_outputs, request.before_form, request.form_field)
 
     def is_grammar_known(self, request: Request) -> bool:
-        """Whether ``check_grammar`` would return at once, because there is no grammar or its result is cached.
+        """Whether ``check_grammar`` would return at once, because the request has no grammar, or the result for the grammar is
+        cached.
 
         Raises:
-            UserError: this checkpoint has no tokenizer, which a grammar needs.
+            UserError: the checkpoint has no tokenizer, which grammars need.
         """
         form = request.sampling.structured_outputs
         return form is None or self._sandbox.is_known(form, request.before_form)
 
     def close(self) -> None:
-        """End the worker processes, if they are running."""
+        """End the helper processes, if they are running."""
         self._sandbox.close()
         self.tokenizing.close()
 
@@ -170,8 +170,8 @@ class InputProcessor:
         return msgspec.structs.replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
 
     def _bound_reasoning(self, token_ids: list[int], prompt: ChatPrompt, sampling: SamplingParams) -> SamplingParams:
-        """Copy of ``sampling`` with a logits processor that limits the reasoning to the prompt's ``thinking_budget``.
-        Unchanged if no special token ends the model's reasoning."""
+        """Copy of ``sampling`` with a logits processor that limits the reasoning to the prompt's ``thinking_budget``. Returns
+        ``sampling`` itself if no special token ends the model's reasoning."""
         tokenizer = self.need_tokenizer()
         delimiters = tokenizer.reply_format and tokenizer.reply_format.reasoning
         parser = tokenizer.reply_parser(token_ids, [])
@@ -189,7 +189,7 @@ class InputProcessor:
         own = [prompt.thinking_budget, [] if parser.is_reasoning else opening, closing, calls]
         budget = {
             THINKING_BUDGET: own
-        }  # both before and after other processors: one that keeps only likely tokens would mask the closing mark
+        }  # before and after the other processors: one that keeps only likely tokens would mask the closing token
         return msgspec.structs.replace(sampling, logits_processors=budget | sampling.logits_processors | budget)
 
     def _before_form(self, prompt_token_ids: list[int], tool_use: ToolUse) -> str:
@@ -213,7 +213,7 @@ class InputProcessor:
         if verbosity is not None and tokenizer.template_reads(VERBOSITY, tools):
             variables.setdefault(VERBOSITY, verbosity)
         unread = [name for name in (EFFORT, *THINKING_SWITCHES) if not tokenizer.template_reads(name, tools)]
-        for name in unread:  # drop, not refuse: clients send them to models without reasoning, too
+        for name in unread:  # dropped, not refused: clients also send it to models without reasoning
             variables.pop(name, None)
         if effort is None:
             return variables
@@ -245,7 +245,7 @@ class InputProcessor:
         return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
 
     def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
-        """Prepare a prompt for the tokenizer, in a form that can be passed to another process.
+        """Prepare a prompt for the tokenizer, as an object that can be passed to another process.
 
         Raises:
             UserError: the prompt is empty, or the chat template does not support its content.
@@ -264,8 +264,8 @@ class InputProcessor:
         return PromptText(text=prompt.text)
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each word, once with and once without a leading space, as a word may be inside a text or at its
-        beginning."""
+        """Token ids of each of ``words``, with and without a leading space, as a word may be inside a text or at the beginning of a
+        text."""
         if not words:
             return ()
         encode = self.need_tokenizer().encode
@@ -280,10 +280,10 @@ class InputProcessor:
         return self.tokenizer.digest if self.tokenizer is not None else ""
 
     def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer, for a prompt or request that cannot do without.
+        """Return the tokenizer, for a prompt or a request that needs it.
 
         Raises:
-            UserError: the checkpoint has none.
+            UserError: the checkpoint has no tokenizer.
         """
         if self.tokenizer is None:
             raise self._error
@@ -291,7 +291,8 @@ class InputProcessor:
 
 
 def pair_prompts(prompts: Any, params: Any) -> list[tuple[PromptLike, SamplingParams]]:
-    """Pair prompts with sampling parameters. Each of the two may be a single one or a list, as in ``LLM.generate``.
+    """Pair prompts with sampling parameters. ``prompts`` may be one prompt or a list, and ``params`` one object or a list, as in
+    ``LLM.generate``.
 
     Raises:
         UserError: a value has a wrong type, or the lists differ in length.

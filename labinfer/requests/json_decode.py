@@ -15,29 +15,29 @@ from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import OTHER_NAMES, sampling_parameters
 
 FIELD = re.compile(r"(?:at|in) `\$\.([A-Za-z_][A-Za-z0-9_]*)")
-"""Pattern of a message of msgspec about an invalid field; the group is the field's name."""
+"""Pattern of msgspec's error message about an invalid field; the group is the field's name."""
 UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`(?: - at `\$([^`]*)`)?")
 WRONG_VALUE = re.compile(r"Invalid (?:enum )?value .* - at `\$([^`]*)`$")
-"""Pattern of a message of msgspec about a value that is not in an enumeration; the group is the path of the value."""
+"""Pattern of msgspec's error message about a value that is not in an enumeration; the group is the path of the value."""
 WRONG_ENTRY = re.compile(r"(?:at `key` in `\$\.([A-Za-z_][A-Za-z0-9_]*)`|at `\$\.([A-Za-z_][A-Za-z0-9_]*)\[\.\.\.\]`)$")
-"""Pattern of a message of msgspec about an invalid key or value in a field that is a map; the group is the field's
-name."""
+"""Pattern of msgspec's error message about an invalid key or value in a field that is a map; the group is the field's name."""
 STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
-"""Pattern of one step of a path in messages of msgspec: a field or an index."""
+"""Pattern of one step of a path in msgspec's error messages: a field or an index."""
 PROCESSORS = "logits_processors"
 MAX_TEXT = 300
-"""Maximum characters of msgspec's message that an error quotes."""
+"""Maximum length, in characters, of msgspec's error message in an error for the client."""
 MAX_IGNORED = 16
-"""Maximum number of unknown fields that are ignored in a body; the body is decoded once more for each of them."""
+"""Maximum number of unknown fields that are ignored in a body; each of them costs decoding the body once more."""
 SMALL_BYTES = 1 << 16
-"""Length in bytes up to which a body is decoded without ``check_num_values``: any such body takes only milliseconds."""
+"""Length in bytes up to which a body is decoded without ``check_num_values``: decoding it takes milliseconds, whatever it
+contains."""
 MAX_PARTS = 1 << 18
-"""Maximum number of objects, arrays and keys in a body. They are the most expensive to decode, at some 0.5 µs each."""
+"""Maximum number of objects, arrays and keys in a body. Decoding one takes about 0.5 µs, more than any other value."""
 MAX_ITEMS = 1 << 20
-"""Maximum number of commas in a body, which is about its number of items and keys. A prompt of a million token ids is
+"""Maximum number of commas in a body, which is about the number of its items and keys. A prompt of a million token ids is
 allowed."""
 COUNTED = b"{[:,"
-"""JSON bytes that ``check_num_values`` counts outside of strings: each begins an object or an array, or follows a key
+"""JSON bytes that ``check_num_values`` counts outside of strings: a byte that begins an object or an array, or that follows a key
 or an item."""
 UNCOUNTED = bytes(set(range(256)) - {*COUNTED, *b'"'})
 SCAN_BYTES = 1 << 20
@@ -46,7 +46,7 @@ Body = TypeVar("Body")
 
 
 class WrongBody(UserError):
-    """The body of a request is invalid.
+    """A body or line is invalid; the message says why.
 
     Args:
         field: name of the invalid field, if known.
@@ -62,7 +62,8 @@ def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored
     ``sampling_parameters`` are moved to ``logits_processors``, if ``kind`` has that field.
 
     Args:
-        ignored: list that receives the names of ignored unknown fields; without it, unknown fields are refused.
+        ignored: list to which the names of unknown fields are appended, which are then ignored; if None, unknown fields are
+            refused.
 
     Raises:
         WrongBody: the data is not JSON, exceeds ``MAX_PARTS`` or ``MAX_ITEMS``, or has a field that is unknown or of a wrong type.
@@ -94,7 +95,7 @@ def decode_json(data: bytes | bytearray | msgspec.Raw, kind: type[Body], ignored
             UnicodeDecodeError,
             OverflowError,
             RecursionError,
-        ):  # a syntax error after the first invalid field
+        ):  # a syntax error after the first invalid field is reported as such
             raise _describe(text, kind) from None
 
 
@@ -106,12 +107,12 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
     """
     data = bytes(data)
     if _fits(*_count_values(data)):
-        return  # this count is an upper bound, as it includes bytes in strings
-    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # now each quote begins or ends a string
+        return  # an upper bound, as it includes bytes in strings
+    data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # escapes are gone, so each quote begins or ends a string
     num_parts, num_items, in_string = 0, 0, False
     for begin in range(0, len(data), SCAN_BYTES):
         part = data[begin : begin + SCAN_BYTES].translate(None, UNCOUNTED)
-        # JSON strings are never adjacent, so two adjacent quotes are one string without counted bytes.
+        # Two JSON strings are never adjacent, so two adjacent quotes are one string without counted bytes.
         pieces = part.replace(b'""', b"").split(b'"')
         parts, items = _count_values(b"".join(pieces[in_string::2]))
         num_parts, num_items = num_parts + parts, num_items + items
@@ -124,7 +125,7 @@ def check_num_values(data: bytes | bytearray | msgspec.Raw) -> None:
 
 
 def _count_values(data: bytes) -> tuple[int, int]:
-    """Count the objects, arrays and keys, and the commas, in JSON without its strings."""
+    """Number of objects, arrays and keys in ``data`` (JSON), and number of commas. Bytes in strings are counted as if outside."""
     return sum(map(data.count, (b"{", b"[", b":"))), data.count(b",")
 
 
@@ -133,7 +134,7 @@ def _fits(num_parts: int, num_items: int) -> bool:
 
 
 def _describe(text: str, kind: type) -> WrongBody:
-    """Convert ``text``, a message of msgspec, to an error. Names from the body are escaped and shortened."""
+    """Convert ``text``, a message of msgspec, to an error. Names that the client chose are escaped and shortened."""
     text = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[:MAX_TEXT]
     )
@@ -151,15 +152,15 @@ def _describe(text: str, kind: type) -> WrongBody:
 
 
 def _wrong_entry(text: str, kind: type, value: Any) -> str:
-    """If ``text`` (a message of msgspec) is about an entry of a map: text that names the invalid key, to append to
-    ``text``. Otherwise ""."""
+    """Text that names the invalid key, to append to ``text`` (msgspec's error message), if that is about an entry of a map.
+    Otherwise ""."""
     place = WRONG_ENTRY.search(text)
     name = place and (place[1] or place[2])
     types = {field.name: field.type for field in msgspec.structs.fields(kind)}
     if not isinstance(value, dict) or not isinstance(value.get(name), dict) or name not in types:
         return ""
     entries = list(value[name].items())
-    while len(entries) > 1:  # bisect: the first invalid half has the first invalid entry
+    while len(entries) > 1:  # bisection: the first invalid entry is in the first half that is invalid
         half = entries[: len(entries) // 2]
         entries = half if _is_wrong(dict(half), types[name]) else entries[len(half) :]
     return f": {entries[0][0]!r:.60} is at fault" if entries and _is_wrong(dict(entries), types[name]) else ""
@@ -174,7 +175,7 @@ def _is_wrong(value: Any, kind: Any) -> bool:
 
 
 def _listed_values(kind: type, place: str) -> list[str]:
-    """Allowed values, as JSON, at the path ``place`` of a request, if its schema enumerates them; otherwise empty."""
+    """Allowed values, as JSON, at the path ``place`` of a request; empty if the schema of the request does not enumerate them."""
     schema = _schema(kind)
 
     def forms(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -200,7 +201,7 @@ def _schema(kind: type) -> dict[str, Any]:
 
 
 def _move_parameters(value: Any, kind: type) -> bool:
-    """Move fields with names in ``sampling_parameters`` to ``logits_processors``. Returns whether there were any."""
+    """Move fields with names in ``sampling_parameters`` to ``logits_processors``. Returns whether a field was moved."""
     if not isinstance(value, dict) or PROCESSORS not in kind.__struct_fields__:
         return False
     own = {name: value.pop(name) for name in sampling_parameters() if name in value}

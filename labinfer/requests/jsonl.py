@@ -40,8 +40,8 @@ from labinfer.text.messages import MAX_MESSAGES, Message
 
 
 class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """A line in LABInfer's simple format: ``prompt``, ``prompt_token_ids`` or ``messages``, optionally an ``id``, and
-    sampling fields."""
+    """A line in LABInfer's simple format: ``prompt``, ``prompt_token_ids`` or ``messages``, an optional ``id``, and sampling
+    fields."""
 
     id: str | int | None = None
     prompt: str | None = None
@@ -49,7 +49,7 @@ class SimpleLine(RequestFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Length of the reasoning, for the chat template; as in a chat request."""
+    """Length of the reasoning, as in a chat request; a variable of the chat template."""
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,14 +62,14 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchProbe(msgspec.Struct):
-    """Partial schema of a line: enough to tell whether it is a batch line."""
+    """Schema of the fields that show whether a line is a batch line."""
 
     custom_id: msgspec.Raw = msgspec.Raw()
     body: msgspec.Raw = msgspec.Raw()
 
 
 class _Ids(msgspec.Struct):
-    """Partial schema of a line: its ids, for an error record."""
+    """Schema of the ids of a line, for its error record."""
 
     custom_id: msgspec.Raw = msgspec.Raw()
     id: msgspec.Raw = msgspec.Raw()
@@ -77,7 +77,8 @@ class _Ids(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLine(GenerationInput):
-    """The request of a line. For an embeddings line, ``embedding`` holds the inputs, and ``prompts`` is empty."""
+    """The request of a JSONL line. For a line with the ``url`` of embeddings, ``embedding`` holds the inputs, and ``prompts`` is
+    empty."""
 
     id: str | int | None = None
     """The ``id`` of a simple line, if it has one."""
@@ -121,8 +122,8 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
 
 
 def read_ids(line: bytes) -> tuple[str | None, str | int | None]:
-    """Read (``custom_id``, ``id``) of a line that may be invalid otherwise, for its error record: batch lines have the
-    first, simple lines the second. None if missing."""
+    """Read (``custom_id``, ``id``) of a line that may be invalid otherwise, for its error record: batch lines have a ``custom_id``,
+    simple lines an ``id``. None for a missing id."""
     try:
         probe = msgspec.json.decode(line, type=_Ids)
         return _convert(probe.custom_id, str), _convert(probe.id, str | int)
@@ -166,5 +167,5 @@ def _is_batch(line: bytes) -> bool:
     try:
         probe = msgspec.json.decode(line, type=BatchProbe)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # the full decode reports the error
+        return False  # the decoding of the whole line reports the error
     return bool(bytes(probe.custom_id) or bytes(probe.body))

@@ -26,7 +26,7 @@ Outputs = list[RequestOutput | EmbeddingOutput]
 
 
 class OfflineRunner:
-    """Runs requests on rank 0, while the other ranks take part in its steps.
+    """Runs requests on rank 0's engine. The other ranks take part in the steps.
 
     If a run is interrupted (by Ctrl-C, or by an error of its caller), its requests are aborted, so that the next run
     starts with an empty engine.
@@ -52,7 +52,7 @@ class OfflineRunner:
         self._driver, self._engine, self._clock, self._recorder = driver, driver.engine, clock, recorder
         self._spec, self._tokenizer, self._trace, self._on_begin = spec, tokenizer, trace, on_begin
         self.report = RunReport()
-        """Report with the statistics of the current or last run."""
+        """Report of the run in progress, or else of the last run."""
 
     def outputs(
         self,
@@ -74,7 +74,7 @@ class OfflineRunner:
                 yield from deltas
 
     def end(self) -> list[WorkerStats]:
-        """End a run on all ranks. Returns the stats of each rank, and writes the trace if requested."""
+        """End a run on all ranks: write the trace if one was requested, and return the statistics of each rank."""
         workers = self._engine.end_run()
         if self._trace is not None:
             write_trace(self._trace, workers, msgspec.to_builtins(self._spec))
@@ -88,7 +88,7 @@ class OfflineRunner:
     def _run(
         self, requests: Iterable[Request | None], check: Callable[[], None], streams: bool
     ) -> Iterator[tuple[list[Delta], Outputs]]:
-        """Run requests, and yield the deltas and the outputs of each step."""
+        """Run requests, and yield for each step the deltas and the outputs of finished requests."""
         driver = self._driver
         if driver.is_broken:
             raise UserError("an earlier run of this LLM failed; create a new LLM")

@@ -19,18 +19,18 @@ from labinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """New text and tokens of an answer since its last delta. The texts of all deltas of an answer, joined, are its
+    """New text and tokens of an answer, after those of its previous delta. The texts of all deltas of an answer, joined, are its
     whole text."""
 
     key: Any
     index: int
     """Index of the answer in the request."""
     text: str | None
-    """New text since the last delta; None without a tokenizer. Never ends in a partial character or in the beginning of
-    a stop string."""
+    """New text after the previous delta; None without a tokenizer. Does not end in a partial character or in the beginning of a
+    stop string."""
     token_ids: list[int]
     finish_reason: str | None
-    """Reason why the answer has ended; set only in its last delta."""
+    """Reason why the answer has ended; None in all deltas but the last."""
     logprobs: list[TokenLogprobs] | None = None
     """Logprobs of ``token_ids``, if requested."""
     stop_reason: str | int | None = None
@@ -41,7 +41,7 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """One answer of a request; complete, or as generated so far."""
+    """One answer of a request: complete, or the part that has been generated so far."""
 
     index: int
     text: str | None
@@ -49,7 +49,7 @@ class Completion:
     token_ids: list[int]
     finish_reason: str
     stop_reason: str | int | None
-    """Stop string or stop token id that ended the answer, if any."""
+    """Stop string or stop token id that ended the answer; None if none did."""
     logprobs: list[TokenLogprobs] | None
     """Logprobs of each token of the answer, if requested."""
     score: float | None = None
@@ -70,27 +70,27 @@ class RequestOutput:
     token ids."""
     prompt_token_ids: list[int]
     completions: list[Completion]
-    """The ``n`` answers; with ``best_of`` and beam search, the best comes first."""
+    """The ``n`` answers; with ``best_of`` and beam search, the best answer comes first."""
     prompt_logprobs: list[TokenLogprobs] | None
     """Logprobs of each prompt token except the first, if requested."""
     num_cached_tokens: int
     """Prompt tokens that were prefix-cache hits when the first answer began."""
     num_output_tokens: int
-    """Output tokens of all answers, including those that ``best_of`` discards."""
+    """Output tokens of all answers, including answers that ``best_of`` discards."""
     time_to_first_token: float
     time_per_output_token: float
-    """Mean time per token after the first one (TPOT), of the slowest answer; 0 for a single token."""
+    """Time per output token after the first (TPOT) of the slowest answer, in seconds; 0 for an answer of one token."""
     total_time: float
     num_drafted_tokens: int = 0
-    """Drafted tokens of all answers; see ``--speculative-config``."""
+    """Number of drafted tokens of all answers; see ``--speculative-config``."""
     num_accepted_tokens: int = 0
-    """Accepted draft tokens of all answers."""
+    """Number of accepted draft tokens of all answers."""
     num_steps: int = 0
-    """Engine steps that produced tokens, summed over all answers."""
+    """Number of engine steps that produced tokens of an answer, summed over all answers."""
 
     @property
     def outputs(self) -> list[Completion]:
-        """The field ``completions``, under the name that it has in vLLM."""
+        """The answers; vLLM's name of ``completions``."""
         return self.completions
 
     @property
@@ -110,7 +110,7 @@ class RequestOutput:
 
     @property
     def error(self) -> str:
-        """Reason why the engine aborted an answer; empty if all are complete."""
+        """Reason why the engine aborted an answer; empty if it aborted none."""
         return next((completion.error for completion in self.completions if completion.error), "")
 
 
@@ -128,7 +128,7 @@ class CompletionState:
     num_taken: int = 0
     """Number of tokens of the answer that deltas have returned."""
     num_dropped: int = 0
-    """Number of first tokens of the answer whose logprobs were freed."""
+    """Number of tokens, from the beginning of the answer, whose logprobs were freed."""
     drafted: list[bool] = field(default_factory=list)
     """Whether each token of the answer is an accepted draft token."""
     num_drafted: int = 0
@@ -142,7 +142,7 @@ class CompletionState:
 
 
 class RequestState:
-    """State of a request during generation: its answers so far.
+    """State of a request during generation, with its answers so far.
 
     Args:
         tokenizer: the checkpoint's tokenizer; None if it has none, in which case stop strings are not possible.
@@ -193,39 +193,40 @@ class RequestState:
 
     @property
     def first_token_time(self) -> float:
-        """Time at which the first token of any answer arrived; 0 before."""
+        """Time at which the first token of any answer arrived; 0 if none has arrived."""
         return min((answer.first_token_time for answer in self.answers if answer.first_token_time), default=0.0)
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens of all answers so far."""
+        """Number of output tokens of all answers so far."""
         answers = self._beams or self.answers
         return sum(len(answer.token_ids) for answer in answers)
 
     @property
     def num_drafted_tokens(self) -> int:
-        """Tokens drafted for all answers so far."""
+        """Number of tokens drafted for all answers so far."""
         return sum(answer.num_drafted for answer in self.answers)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Accepted draft tokens of all answers so far."""
+        """Number of accepted draft tokens of all answers so far."""
         return sum(answer.num_accepted for answer in self.answers)
 
     @property
     def num_steps(self) -> int:
-        """Engine steps that produced tokens, summed over all answers."""
+        """Number of engine steps that produced tokens of an answer, summed over all answers so far."""
         return sum(answer.num_steps for answer in self.answers)
 
     def add(self, update: AnswerUpdate) -> bool:
         """Apply an engine update to an answer.
 
-        Returns whether a stop string has ended the answer: the engine itself does not look for stop strings.
+        Returns whether a stop string has ended the answer. The engine does not look for stop strings, so the caller aborts the
+        answer there.
         """
         answer, now = self.answers[update.index], self._clock()
         if not self.request.pooling:
             answer.first_token_time = answer.first_token_time or now
-        if update.index == 0 and not answer.token_ids:  # not of a resumed answer, whose own tokens are hits, too
+        if update.index == 0 and not answer.token_ids:  # not for a resumed answer: its own tokens are hits, too
             self.num_cached_tokens = update.num_cached_tokens
         answer.num_drafted += update.num_drafted
         answer.num_accepted += update.num_accepted
@@ -247,10 +248,10 @@ class RequestState:
         return stopped
 
     def take_delta(self, index: int, drops_logprobs: bool = False) -> Delta:
-        """Return the new text and tokens of the answer ``index`` since the last call for it.
+        """Return text and tokens of the answer ``index`` that are new since the last call for this answer.
 
         Args:
-            drops_logprobs: whether to free the logprobs that this delta returns; only if ``output`` need not have them.
+            drops_logprobs: whether to free the logprobs that the delta returns; the result of ``output`` then lacks them.
         """
         answer = self.answers[index]
         begin, answer.num_taken = answer.num_taken, len(answer.token_ids)
@@ -304,8 +305,8 @@ class RequestState:
         )
 
     def _read(self, answer: CompletionState, token_ids: list[int]) -> bool:
-        """Detokenize new tokens of an answer. Returns whether they complete a stop string; the tokens after it are
-        dropped."""
+        """Detokenize new tokens of an answer. Returns whether the new tokens complete a stop string; tokens after the stop string
+        are dropped."""
         if answer.detokenizer is None:
             return False
         before = len(answer.token_ids) - len(token_ids)
@@ -358,14 +359,14 @@ class RequestState:
         return answer.token_ids[-1] if self._ended_by_token(answer) else None
 
     def _time_per_token(self, answer: CompletionState) -> float:
-        """Mean time per token after the first (TPOT); 0 for a single token."""
+        """Time per output token after the first (TPOT) of an answer, in seconds; 0 for an answer of one token."""
         answers = [beam.token_ids for beam in self._beams] or [answer.token_ids]
         after_first = max(map(len, answers)) - 1
         return (answer.end_time - answer.first_token_time) / after_first if after_first > 0 else 0.0
 
     def _num_text_tokens(self, answer: CompletionState) -> int:
-        """Number of the answer's tokens that belong to its text: all, or all but the last one if that is a visible stop
-        token that the request excludes."""
+        """Number of the answer's tokens that belong to its text. The last token does not if it is a visible stop token that the
+        request excludes from the text."""
         sampling = self.request.sampling
         shows = self._ended_by_token(answer) or (
             not sampling.skip_special_tokens and answer.finish_reason is FinishReason.STOP

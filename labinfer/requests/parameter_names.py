@@ -1,4 +1,4 @@
-"""check_registration: checks the names of plugins' logits processors, which become fields of requests."""
+"""check_registration: checks the names of plugins' logits processors, which become names of request fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labinfer.requests.openai.response_body import ResponseBody
 from labinfer.requests.protocol import ChatBody, CompletionBody
 
 BODIES = (SimpleLine, CompletionBody, ChatBody, ResponseBody, MessageBody)
-"""Schemas of HTTP bodies and JSONL lines that accept the parameters of plugins' logits processors as fields."""
+"""Schemas of HTTP bodies and JSONL lines in which parameters of plugins' logits processors are fields."""
 
 
 def check_registration(name: str, part: Any, details: dict[str, Any]) -> None:

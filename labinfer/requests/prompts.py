@@ -1,4 +1,5 @@
-"""Prompts as types: a text, token ids, or a conversation with its tools. Input is converted to them once, where it enters."""
+"""Prompts as types: a text, token ids, or a conversation with its tools. User input is converted to one of the types as soon as it
+is read."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reasoning_effort: ReasoningEffort | None = None
     """Length of the reasoning; ``none`` disables it. Mapped to the corresponding variables of the template."""
     verbosity: Verbosity | None = None
-    """Length of the answer; has an effect if the template has a variable for it."""
+    """Length of the answer; has an effect only if the template reads the variable ``verbosity``."""
     add_generation_prompt: bool | None = None
     """False if the prompt ends after the last message, without the beginning of an answer."""
     continue_final_message: bool | None = None
-    """True if the model continues the last message, as if that were the beginning of its answer."""
+    """True if the model continues the last message, as if the last message were the beginning of its answer."""
 
     def __post_init__(self) -> None:
         if self.continue_final_message and self.add_generation_prompt:
@@ -69,7 +70,7 @@ class TemplateUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def thinking_switches(is_on: bool) -> dict[str, bool]:
-    """Template variables that switch reasoning on or off; a template ignores those that it does not use."""
+    """Template variables that switch reasoning on or off; a template ignores variables that it does not read."""
     return dict.fromkeys(THINKING_SWITCHES, is_on)
 
 
@@ -111,7 +112,7 @@ fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat
 
 
 def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
-    """Convert a prompt to its type. Of a dictionary, also returns the values of ``EXTRA_KEYS``.
+    """Convert a prompt to its type. Also returns the values that a dictionary has for ``EXTRA_KEYS``.
 
     Raises:
         UserError: the prompt has an unknown type, or a key is unknown or has a value of a wrong type.

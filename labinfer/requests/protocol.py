@@ -1,6 +1,6 @@
 """Schema of requests with all bounds of their fields, for HTTP bodies and JSONL lines.
 
-Names and meanings are those of OpenAI's API reference; further fields are vLLM's.
+Names and meanings of fields are those of OpenAI's API reference; fields that it lacks are vLLM's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPLETIONS_URL = "/v1/completions"
 CHAT_URL = "/v1/chat/completions"
 EMBEDDINGS_URL = "/v1/embeddings"
 MAX_INPUTS = 2048
-"""Maximum number of inputs of a request, and of answers to all of them together; OpenAI's limit for embeddings."""
+"""Maximum number of inputs of a request, and of answers to all its inputs together. It is OpenAI's limit for embeddings."""
 SAMPLING_FIELDS = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
 TOKEN_ID = "token id"
@@ -42,13 +42,13 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, title=TOKEN_ID)]
 MAX_TOKEN_IDS = 1 << 20
 """Maximum number of token ids in a prompt."""
 MAX_CHOSEN_IDS = 1 << 18
-"""Maximum entries of a list or map of token ids that controls sampling: the size of the largest vocabularies."""
+"""Maximum number of entries of a list or map of token ids that controls sampling, as large as the largest vocabularies."""
 
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
     msgspec.Meta(max_length=16),
 ]
-"""Metadata of a stored object, with OpenAI's bounds."""
+"""Metadata that a client stores with an object; the bounds are OpenAI's."""
 
 NEUTRAL_VALUES: dict[str, list[Any]] = {
     "suffix": [""],
@@ -64,13 +64,13 @@ NEUTRAL_VALUES: dict[str, list[Any]] = {
     "chat_template": [],
     "documents": [[]],
 }
-"""Maps each unsupported field (first OpenAI's, then vLLM's) to the values with which it is accepted, as they have no
-effect. Null is always accepted."""
+"""Maps each unsupported field (first OpenAI's, then vLLM's) to the values that are accepted, because they ask for nothing. Null is
+always accepted."""
 
 
 def _bounded(kind: Any, **keywords: Any) -> Any:
-    """Optional type ``kind`` with further JSON schema ``keywords``. They only document bounds: ``SamplingParams``
-    checks the values, as its errors name the field."""
+    """Optional type ``kind`` whose JSON schema also has ``keywords``. The keywords only document bounds: ``SamplingParams`` checks
+    the values, as its errors name the field."""
     return Annotated[kind | None, msgspec.Meta(extra_json_schema=keywords)]
 
 
@@ -98,7 +98,7 @@ def _texts(name: str) -> Any:
 
 
 JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
-    "seed": int | None,  # any integer; it is reduced modulo 2**63
+    "seed": int | None,  # any integer, reduced modulo 2**63
     "stop": _texts("stop"),
     "bad_words": _texts("bad_words"),
     "logit_bias": _bounded(
@@ -109,14 +109,14 @@ JSON_TYPES: dict[str, Any] = {name: _number(name) for name in NUMBERS} | {
     "allowed_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
     "stop_token_ids": Annotated[list[TokenId], msgspec.Meta(max_length=MAX_CHOSEN_IDS)] | None,
     "early_stopping": _bounded(bool | str, enum=[True, False, "never", None]),
-    "logprobs": bool | int | None,  # a count; true or false in OpenAI's chat bodies, with top_logprobs
+    "logprobs": bool | int | None,  # a count; in OpenAI's chat bodies true or false, beside top_logprobs
 }
 """Maps each field of ``SamplingParams`` that has bounds, or another type in JSON, to its type in JSON."""
 
 
 def sampled(base: type[msgspec.Struct], *left_out: str) -> type[msgspec.Struct]:
-    """Make a struct with the fields of ``base`` and of ``SamplingParams``, without those in ``left_out``. Sampling
-    fields default to None."""
+    """Make a struct with the fields of ``base`` and of ``SamplingParams``, except the fields in ``left_out``. Sampling fields
+    default to None."""
     kinds = get_type_hints(SamplingParams).items()
     fields = [(name, JSON_TYPES.get(name, kind | None), None) for name, kind in kinds if name not in left_out]
     return msgspec.defstruct("Sampled", fields, bases=(base,), kw_only=True)
@@ -132,7 +132,7 @@ class RequestFields(sampled(msgspec.Struct), kw_only=True):
     """Fields that every kind of request has in addition to its prompt. For ``seed`` see ``SamplingParams.updated``."""
 
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
-    """Priority of the request with ``--scheduling-policy priority``: the lowest value runs first."""
+    """Priority of the request with ``--scheduling-policy priority``: requests with the lowest value run first."""
     user: str | None = None
     """User id. With ``--scheduling-policy fair``, the scheduler alternates between users."""
     cache_salt: str | None = None
@@ -141,7 +141,7 @@ class RequestFields(sampled(msgspec.Struct), kw_only=True):
     """Whether the text of the answer begins with the prompt."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
-        """Sampling parameters of the request: those that it sets, others from ``defaults``.
+        """Sampling parameters of the request: values that it sets, all others from ``defaults``.
 
         Raises:
             UserError: a field is out of bounds.
@@ -158,7 +158,7 @@ _INPUT_KINDS = [
     _TOKEN_IDS,
     _SEVERAL | {"items": _TOKEN_IDS},
 ]
-"""JSON schemas of the four kinds of inputs. They are written here, as a msgspec union may contain only one list type."""
+"""JSON schemas of the four kinds of inputs. They are written by hand, as a msgspec union may contain only one list type."""
 Inputs = Annotated[
     str | Annotated[list[str | TokenId | TokenIds], msgspec.Meta(max_length=MAX_TOKEN_IDS)],
     msgspec.Meta(extra_json_schema={"oneOf": _INPUT_KINDS}),
@@ -169,7 +169,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Which chunks of a streamed response report the usage."""
 
     include_usage: bool | None = None
-    """Whether the last chunk of a stream has the usage. By default it has, if ``continuous_usage_stats`` is true."""
+    """Whether the last chunk of a stream has the usage. By default it has the usage if ``continuous_usage_stats`` is true."""
     continuous_usage_stats: bool | None = None
     """Whether every chunk has the usage so far. No effect if ``include_usage`` is false."""
     include_obfuscation: bool | None = None
@@ -193,8 +193,8 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 
 
 class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A JSON schema in OpenAI's wrapper. Answers always follow the schema. Keywords that no grammar can express are
-    ignored; with ``strict``, they are an error."""
+    """A JSON schema in OpenAI's wrapper. Answers always follow the schema, except keywords that no grammar can express: these are
+    ignored, or an error with ``strict``."""
 
     name: FunctionName
     description: str | None = None
@@ -204,7 +204,7 @@ class NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """Response format: JSON that follows a schema. Exactly one of the two fields is given."""
+    """Response format: JSON that follows a schema. Exactly one of ``json_schema`` and ``schema`` is given."""
 
     json_schema: NamedSchema | None = None
     schema: dict[str, Any] | None = None
@@ -216,7 +216,7 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forb
 
 
 def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_out: list[str]) -> StructuredOutputs:
-    """Make the constraint that answers follow a JSON ``schema``, or are any JSON object if it is None. ``field`` is the
+    """Make the constraint that answers follow a JSON ``schema``, or are any JSON object if ``schema`` is None. ``field`` is the
     request field with the schema; for the other arguments see ``fit_schema``."""
     if schema is None:
         return StructuredOutputs(json_object=True)
@@ -224,8 +224,8 @@ def json_form(schema: dict[str, Any] | None, field: str, is_strict: bool, left_o
 
 
 class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields that OpenAI's chat and completion bodies share. Those from ``metadata`` on are ignored; those from
-    ``suffix`` to ``return_tokens_as_token_ids`` may only have their ``NEUTRAL_VALUES``."""
+    """Fields that OpenAI's chat and completion bodies share. Fields from ``metadata`` on are ignored; fields from ``suffix`` to
+    ``return_tokens_as_token_ids`` may only have ``NEUTRAL_VALUES``."""
 
     model: str | None = None
     """Served name of the model; None for the default model."""
@@ -251,14 +251,14 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
 
     def answer_form(self, left_out: list[str]) -> StructuredOutputs | None:
-        """Constraint on the output of the request, from either ``response_format`` or ``structured_outputs``; None
-        without either.
+        """Constraint on the output of the request, from either ``response_format`` or ``structured_outputs``; None if the request
+        has neither.
 
         Args:
-            left_out: list to which a sentence on ignored schema keywords is added.
+            left_out: list to which a warning about ignored schema keywords is added.
 
         Raises:
-            UserError: both are given, or a schema is out of bounds.
+            UserError: both fields are given, or a schema is too large or nested too deeply.
         """
         form = self.response_format
         if form is None or isinstance(form, TextFormat):
@@ -270,7 +270,7 @@ class OpenAIBody(RequestFields, kw_only=True, forbid_unknown_fields=True):
         return json_form(schema, "response_format", named is not None and bool(named.strict), left_out)
 
     supported: ClassVar[tuple[str, ...]] = ()
-    """Fields in ``NEUTRAL_VALUES`` that this kind of body supports, so that they may have any value."""
+    """Fields in ``NEUTRAL_VALUES`` that this kind of body supports; they may have any value."""
 
 
 class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
@@ -279,11 +279,11 @@ class CompletionBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     prompt: Inputs
     """A text, token ids, or a list of texts or of lists of token ids."""
     max_tokens: _bounded(int, minimum=0, maximum=MAX_COUNT) = None
-    """Maximum output tokens. 0, with ``echo``, returns only the prompt and its logprobs."""
+    """Maximum number of output tokens. With ``echo``, 0 returns only the prompt and its logprobs."""
 
 
 class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/chat/completions``. The fields after ``prediction`` may only have their ``NEUTRAL_VALUES``."""
+    """Body of ``POST /v1/chat/completions``. The fields after ``prediction`` may only have ``NEUTRAL_VALUES``."""
 
     messages: Messages
     top_logprobs: _number("logprobs") = None
@@ -305,13 +305,13 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     include_reasoning: bool | None = None
     """Whether the response includes the reasoning; true by default. Does not switch reasoning off."""
     return_drafted: bool | None = None
-    """Whether the response lists the answer's tokens, each with whether it was an accepted draft token."""
+    """Whether the response lists the answer's tokens, each with a flag that says whether it was an accepted draft token."""
     functions: FunctionList | None = None
     function_call: FunctionChoice | None = None
     """``functions`` and ``function_call`` are deprecated names of ``tools`` and ``tool_choice``, see ``ToolUse``."""
 
     prediction: dict | None = None
-    """Predicted output of the answer; accepted and ignored."""
+    """Text that the client expects as answer (OpenAI's predicted outputs); accepted and ignored."""
     modalities: Any = None
     web_search_options: Any = None
     audio: Any = None
@@ -321,10 +321,10 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def prompt(self) -> ChatPrompt:
-        """The conversation as a prompt, with its tools if the model may call any.
+        """The conversation as a prompt, with the tools, if the model may call any.
 
         Raises:
-            UserError: ``tools`` and ``tool_choice`` do not go together.
+            UserError: ``tool_choice`` contradicts ``tools``.
         """
         messages, tool_use = [message.as_dict() for message in self.messages], self.tool_use()
         template_use = TemplateUse(
@@ -337,7 +337,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         """Tools and tool choice of the request, as one object.
 
         Raises:
-            UserError: ``tools`` and ``tool_choice`` do not go together.
+            UserError: ``tool_choice`` contradicts ``tools``.
         """
         return ToolUse(**{name: getattr(self, name) for name in TOOL_KEYS})
 
@@ -346,7 +346,7 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
         request.
 
         Raises:
-            UserError: ``logprobs`` is not a boolean, or ``top_logprobs`` is given without it or is out of bounds.
+            UserError: ``logprobs`` is not a boolean, or ``top_logprobs`` is given without ``logprobs`` or is out of bounds.
         """
         if type(self.logprobs) is int:
             raise UserError(f"logprobs must be true or false in a chat request, not {self.logprobs!r:.60}")
@@ -359,8 +359,8 @@ class ChatBody(OpenAIBody, kw_only=True, forbid_unknown_fields=True):
 
 
 Pooling = Literal["last", "mean", "cls"]
-"""Pooling method, see ``plan.POOLINGS``; by default the model's own. Similarity scores require one, unless the model's
-files say that it is an embedding model."""
+"""Pooling method, see ``plan.POOLINGS``; by default the method in the model's files. Similarity scores need it for a model whose
+files have none."""
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -387,7 +387,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Inputs of the request as prompts, in order.
 
         Raises:
-            UserError: there are no or too many inputs, one is empty, or they mix texts and token ids.
+            UserError: there are no or too many inputs, one is empty, or the inputs mix texts and token ids.
         """
         return typed_prompts("input", self.input)
 
@@ -408,7 +408,7 @@ def typed_prompts(field: str, inputs: Any) -> list[Prompt]:
     """Convert the inputs in ``field`` of a request to prompts, in order.
 
     Raises:
-        UserError: there are no or too many inputs, one is empty, or they mix texts and token ids.
+        UserError: there are no or too many inputs, one is empty, or ``inputs`` mixes texts and token ids.
     """
     if isinstance(inputs, str) or (inputs and all(isinstance(item, int) for item in inputs)):
         inputs = [inputs]

@@ -13,9 +13,8 @@ FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended_sampling(checkpoint: Path) -> dict[str, int | float] | None:
-    """Values that a checkpoint recommends for fields of ``SamplingParams`` and for plugins' sampling parameters. None
-    if it recommends greedy decoding (``do_sample`` false): its values then apply only to requests that ask for
-    sampling.
+    """Values that a checkpoint recommends for fields of ``SamplingParams`` and for sampling parameters of plugins. None if the
+    checkpoint recommends greedy decoding (``do_sample`` is false), as its values are then for requests that ask for sampling.
 
     Raises:
         UserError: a number is out of bounds.

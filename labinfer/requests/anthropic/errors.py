@@ -18,15 +18,14 @@ KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Anthropic's error type for each HTTP status. All other statuses below 500 are ``invalid_request_error``, those from
-500 on ``api_error``."""
+"""Anthropic's error type for each HTTP status. A status that is not listed has ``invalid_request_error`` below 500, and
+``api_error`` from 500 on."""
 TOO_LONG = "prompt is too long: "
 """Beginning of an error message by which clients recognize that they must shorten the conversation."""
 
 
 THREADS_REFUSED = "thread_unsupported_request"
-"""Error code by which clients recognize that they must send whole conversations; the tool runners of Anthropic's SDK
-then do so."""
+"""Error code that tells clients to send whole conversations instead of ``thread``; the tool runners of Anthropic's SDK do so."""
 
 
 class ErrorFacts(ApiObject):
@@ -38,7 +37,7 @@ class ErrorFacts(ApiObject):
 
 
 class ErrorKind(ApiObject):
-    """Type and message of an error, with details if clients act on them."""
+    """Type and message of an error, and details that clients act on."""
 
     type: str
     message: str
@@ -46,7 +45,7 @@ class ErrorKind(ApiObject):
 
 
 class AnthropicError(ApiObject, kw_only=True, tag_field="type", tag="error"):
-    """Body of every error response of Anthropic's API; also the event that reports an error in mid-stream."""
+    """Body of every error response of Anthropic's API, and the event that reports an error in mid-stream."""
 
     error: ErrorKind
     request_id: str | None

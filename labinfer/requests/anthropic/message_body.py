@@ -32,9 +32,9 @@ BLOCK_FIELDS = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id",),
 }
-"""Maps each supported type of content block to its required fields."""
+"""Maps each supported type of content block to the fields that a block must have."""
 ROLES = {"thinking": "assistant", "redacted_thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
-"""Maps each type of content block that only messages of one role may have to that role."""
+"""Maps each type of content block that only one role's messages may have to the role."""
 
 
 class ContentBlock(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     tool_use_id: str | None = None
     content: str | Blocks | None = None
     cache_control: Any = None
-    """Accepted and ignored: the prefix cache needs no hints."""
+    """Hint for Anthropic's prefix cache, accepted and ignored: the prefix cache here needs no hints."""
 
     def __post_init__(self) -> None:
         if self.type not in BLOCK_FIELDS:
@@ -65,13 +65,13 @@ Blocks = Annotated[list[ContentBlock], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 class Turn(msgspec.Struct):
-    """A message of the conversation, as Anthropic's API has it; unknown keys are ignored."""
+    """A message of the conversation, in Anthropic's format; unknown keys are ignored."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
     def blocks(self) -> list[ContentBlock]:
-        """The content of the message as blocks.
+        """The content of the message as a list of blocks.
 
         Raises:
             UserError: a block type is not allowed in this role.
@@ -105,14 +105,14 @@ class MessageTool(msgspec.Struct, kw_only=True):
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
-    """Whether the model may call tools, must call one, or must not call any."""
+    """Tool choice: whether the model may call tools, must call a tool, or must not call tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def choice(self) -> str | NamedTool:
-        """The tool choice in the format of OpenAI's chat requests.
+        """This tool choice in the format of OpenAI's chat requests.
 
         Raises:
             UserError: the type is "tool", and no name is given.
@@ -125,7 +125,7 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model reasons before its answer; unknown keys are ignored."""
+    """Field ``thinking``: whether the model reasons before its answer; unknown keys are ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None = None
@@ -149,8 +149,8 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields from which the prompt is made; the body of ``POST /v1/messages/count_tokens``. ``cache_control`` and
-    ``context_management`` are accepted and ignored."""
+    """Fields of a body from which the prompt is made. They are the whole body of ``POST /v1/messages/count_tokens``.
+    ``cache_control`` and ``context_management`` are accepted and ignored."""
 
     messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -168,10 +168,10 @@ class PromptBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
 
     def prompt(self) -> ChatPrompt:
-        """The conversation as a prompt, with its tools if the model may call any.
+        """The conversation as a prompt, with the tools, if the model may call any.
 
         Raises:
-            UserError: the messages, or ``tools`` and ``tool_choice``, do not go together.
+            UserError: two messages contradict each other, or ``tool_choice`` contradicts ``tools``.
         """
         goes_on = self.messages[-1].role == "assistant"
         messages = [MessageBuilder("system", _joined(self.system))] if self.system else []
@@ -207,7 +207,7 @@ class MessageMetadata(msgspec.Struct):
     """Metadata of a request; unknown keys are ignored."""
 
     user_id: str | None = None
-    """Accepted and ignored: clients put session and device there, so it does not identify an end user."""
+    """Accepted and ignored. Clients write session and device into it, so it does not identify an end user."""
 
 
 class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
@@ -219,10 +219,10 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     top_k: TopK = None
     stop_sequences: Stop = None
     logits_processors: dict[str, Any] | None = None
-    """Values for plugins' logits processors, as in ``SamplingParams``. LABInfer's extension of the API."""
+    """Values for logits processors of plugins, by name of the processor, as in ``SamplingParams``. Not in Anthropic's API."""
     stream: bool | None = None
     thread: Any = None
-    """Stored conversation to continue. Any value is refused with the error code ``THREADS_REFUSED``; clients then send
+    """Stored conversation to continue. Any value is refused with the error code ``THREADS_REFUSED``; which tells clients to send
     the whole conversation."""
 
     diagnostics: Any = None
@@ -234,8 +234,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def shows_reasoning(self) -> bool:
-        """Whether the response includes the reasoning. Clients that do not ask for reasoning expect text as the first
-        block."""
+        """Whether the response includes the reasoning. Clients that do not ask for reasoning expect a text block first."""
         thinking = self.thinking
         return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
 

@@ -13,7 +13,8 @@ from labinfer.text.reply_parts import Content, Event, Reasoning, ToolCall
 MESSAGE_PREFIX = "msg_"
 """Prefix of message ids."""
 SIGNATURE = "unsigned"
-"""Signature of every thinking block, as clients drop blocks without one. It is not checked when a client sends it back."""
+"""Signature of every thinking block, as clients drop thinking blocks without a signature. When a client sends it back, it is not
+checked."""
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -48,7 +49,7 @@ class ThinkingTokens(ApiObject):
 
 
 class MessageUsage(ApiObject, kw_only=True):
-    """Token counts of a message. The prompt has ``input_tokens`` plus ``cache_read_input_tokens`` tokens."""
+    """Token counts of a message. The length of the prompt is ``input_tokens`` plus ``cache_read_input_tokens``."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count = 0
@@ -76,7 +77,7 @@ class TokenCount(ApiObject):
 
 
 class MessageStart(ApiObject, tag_field="type", tag="message_start"):
-    """First event of a stream: the message, still without content."""
+    """First event of a stream: the message, without content yet."""
 
     message: AnthropicMessage
 
@@ -113,7 +114,7 @@ class InputDelta(ApiObject, tag_field="type", tag="input_json_delta"):
 
 
 class BlockDelta(ApiObject, tag_field="type", tag="content_block_delta"):
-    """Stream event: a content block has grown."""
+    """Stream event: ``delta`` is added to a content block."""
 
     index: Count
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
@@ -160,11 +161,11 @@ class MessageWriter:
 
     def __init__(self, id: str, model: str, usage: Usage, shows_reasoning: bool):
         self.message = AnthropicMessage(id=id, model=model, usage=message_usage(usage))
-        """The message so far."""
+        """The message as built so far."""
         self._shows_reasoning = shows_reasoning
-        self._blocks: list[AnswerBlock] = []  # complete blocks
+        self._blocks: list[AnswerBlock] = []  # content blocks that are complete
         self._open: type[Reasoning] | type[Content] | None = None
-        self._pieces: list[str] = []  # pieces of text of the open block
+        self._pieces: list[str] = []  # pieces of text of the open content block
 
     def begin(self) -> Iterator[ApiObject]:
         """Yield the stream events that precede the first token."""
@@ -182,7 +183,7 @@ class MessageWriter:
         """Yield the stream events that follow the last token."""
         yield from self._close()
         if all(isinstance(block, ThinkingBlock) for block in self._blocks):
-            yield from self._begin(Content)  # clients expect at least one text block
+            yield from self._begin(Content)  # clients expect at least one text block in a message
             yield from self._close()
         self.message = msgspec.structs.replace(
             self.message,
@@ -220,7 +221,7 @@ class MessageWriter:
     def _call(self, call: ToolCall) -> Iterator[ApiObject]:
         yield from self._close()
         index = len(self._blocks)
-        arguments = call.arguments + call.closing  # always a complete JSON object, even if the reply was truncated
+        arguments = call.arguments + call.closing  # JSON of a complete object, even if the reply was truncated
         yield BlockStart(index, ToolUseBlock(call.id, call.name, {}))
         yield BlockDelta(index, InputDelta(arguments))
         yield BlockStop(index)

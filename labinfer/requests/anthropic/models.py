@@ -10,7 +10,7 @@ from labinfer.requests.openai.models import ModelEntry
 
 
 class AnthropicModel(ApiObject, kw_only=True, tag_field="type", tag="model"):
-    """A model, as Anthropic's API describes it."""
+    """A served model, in the format of Anthropic's API."""
 
     id: str
     display_name: str
@@ -43,8 +43,8 @@ def anthropic_model(entry: ModelEntry) -> AnthropicModel:
 def anthropic_model_list(
     models: list[AnthropicModel], limit: int, after_id: str | None, before_id: str | None
 ) -> AnthropicModelList:
-    """Select a page of ``limit`` models: those after ``after_id``, or those right before ``before_id``, or else the
-    first ones.
+    """Select a page of ``limit`` models: those after the model ``after_id``, those directly before the model ``before_id``, or the
+    first ones if both are None.
 
     An unknown id is ignored.
     """

@@ -1,6 +1,6 @@
 """ApiError: OpenAI's error object with its HTTP status; and a constructor for each kind of failure.
 
-Types and codes are OpenAI's ("Error codes" in its guides), if it has one for that failure. OpenAI's clients act on the
+Types and codes are OpenAI's ("Error codes" in OpenAI's guides) for failures that OpenAI's API has, too. OpenAI's clients act on the
 status: 400, 401, 404, 429 and 5xx have exception classes, and 408, 409, 429 and 5xx are retried, unless the header
 ``x-should-retry`` says otherwise.
 """
@@ -15,9 +15,9 @@ INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 ENGINE_FAILED = "engine_failed"
 CLIENT_CLOSED_REQUEST = 499
-"""Status of a request whose client has disconnected, as in nginx; no RFC defines one."""
+"""HTTP status of a request whose client has disconnected. nginx uses it; no RFC defines one."""
 MAX_MESSAGE_LENGTH, MAX_PARAM_LENGTH = 1000, 100
-"""Maximum characters of ``message`` and ``param`` in the error of an invalid request; both quote the request."""
+"""Maximum length, in characters, of ``message`` and of ``param`` in the error for an invalid request, as both quote the request."""
 DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
@@ -63,7 +63,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
         self.headers, self.retry_after_seconds = headers or {}, retry_after_seconds
-        if retry_after_seconds is not None:  # whole seconds, as in RFC 9110 (section 10.2.3)
+        if retry_after_seconds is not None:  # whole seconds (RFC 9110, section 10.2.3)
             self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_seconds)))
 
     @property
@@ -160,7 +160,7 @@ def conflict(message: str, final: bool = False) -> ApiError:
     """Error 409: the server's state does not allow the request.
 
     Args:
-        final: whether a retry will fail too.
+        final: whether a retry will fail, too.
     """
     headers = dict(DO_NOT_RETRY) if final else {}
     return ApiError(409, message[:MAX_MESSAGE_LENGTH], INVALID_REQUEST, code="conflict", headers=headers)
@@ -173,8 +173,8 @@ def too_large(limit_bytes: int) -> ApiError:
 
 
 def unsupported_media_type(content_type: str) -> ApiError:
-    """Error 415: the content type of the body is not JSON. The type is required because web pages can send other types
-    to any site without a preflight."""
+    """Error 415: the content type of the body is not JSON. JSON is required, as web pages can send other content types to any site
+    without a preflight request."""
     given = _shorten(content_type) if content_type else "none"
     message = f"the body must be JSON and have the header Content-Type: application/json, not {given}"
     return ApiError(415, message, INVALID_REQUEST, code="unsupported_content_type")
@@ -213,7 +213,7 @@ def too_many_fields(limit: int) -> ApiError:
 
 
 def rate_limited(message: str, retry_after_seconds: float, kind: str = "requests") -> ApiError:
-    """Error 429: the caller has reached a limit of ``kind``: requests or tokens."""
+    """Error 429: the caller has reached a limit of requests or tokens (``kind``)."""
     return ApiError(429, message, kind, code="rate_limit_exceeded", retry_after_seconds=retry_after_seconds)
 
 
@@ -239,7 +239,7 @@ def given_up(message: str) -> ApiError:
 
 
 def overloaded(message: str, retry_after_seconds: float) -> ApiError:
-    """Error 503: the server is at capacity for all callers."""
+    """Error 503: the server has reached a limit that all callers share."""
     return ApiError(503, message, SERVER_ERROR, code="overloaded", retry_after_seconds=retry_after_seconds)
 
 
@@ -250,5 +250,5 @@ def draining(retry_after_seconds: float) -> ApiError:
 
 
 def _shorten(text: str) -> str:
-    """Quoted ``text`` from a request, shortened to 80 characters."""
+    """``text``, a part of a request, in quotes and shortened to 80 characters."""
     return repr(text if len(text) <= 80 else f"{text[:77]}...")

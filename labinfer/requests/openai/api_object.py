@@ -25,7 +25,7 @@ class ApiObject(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListPage(ApiObject, kw_only=True):
-    """Fields of every paginated list in addition to its items; see ``server/gateway/page.py``."""
+    """Fields that every paginated list has in addition to its items; see ``server/gateway/page.py``."""
 
     object: Literal["list"] = "list"
     first_id: str | None
@@ -34,13 +34,13 @@ class ListPage(ApiObject, kw_only=True):
 
 
 class CachedTokens(ApiObject):
-    """Details of the number of prompt tokens: how many were prefix-cache hits."""
+    """Details of ``Usage.prompt_tokens``: number of prefix-cache hits."""
 
     cached_tokens: Count
 
 
 class CompletionDetails(ApiObject):
-    """Details of the number of completion tokens: reasoning and draft tokens."""
+    """Details of ``Usage.completion_tokens``: numbers of reasoning tokens and draft tokens."""
 
     reasoning_tokens: Count | UnsetType = UNSET
     """Number of reasoning tokens, including delimiters. Set for chat only, as other endpoints do not parse reasoning."""
@@ -69,13 +69,13 @@ class PromptLogprob(ApiObject):
 
     logprob: float
     rank: Annotated[int, msgspec.Meta(ge=1)]
-    """Rank of the token by logprob, from 1."""
+    """Position of the token in the vocabulary sorted by logprob, most likely first; from 1."""
     decoded_token: str
 
 
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
-"""Prompt logprobs in vLLM's format. There is one entry per prompt token, with its logprob and those of the most likely
-tokens, by token id; for the first token it is null, as it has no context."""
+"""Prompt logprobs in vLLM's format. One entry per prompt token: logprobs of the token and of the most likely tokens at its
+position, by token id. The entry of the first token is null, as that token has no context."""
 
 
 class PlainLogprob(ApiObject):
@@ -101,8 +101,8 @@ def count_usage(
     accepted: int = 0,
     steps: int = 0,
 ) -> Usage:
-    """Token counts of a request. ``reasoning`` is None if reasoning is not parsed; ``steps`` is the number of engine
-    steps, if tokens were drafted."""
+    """Token counts of a request. ``reasoning`` is None if the endpoint does not parse reasoning. ``steps`` is the number of engine
+    steps, 0 if no tokens were drafted."""
     details = UNSET
     if reasoning is not None or drafted:
         predictions = (accepted, drafted - accepted, steps) if drafted else ()
@@ -111,7 +111,7 @@ def count_usage(
 
 
 def total_usage(outputs: list[RequestOutput] | list[RequestState], reasoning: int | None = None) -> Usage:
-    """Token counts of a request with these outputs or states, one per prompt."""
+    """Token counts of a request with ``outputs`` (outputs or states), one per prompt."""
     return count_usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_output_tokens for output in outputs),

@@ -45,7 +45,7 @@ class ToolCallAnswer(ApiObject):
 
 
 class ChatMessage(ApiObject):
-    """The assistant's message in an answer."""
+    """The assistant's message in a choice of a chat completion."""
 
     role: Literal["assistant"]
     content: str | None
@@ -53,15 +53,15 @@ class ChatMessage(ApiObject):
     reasoning: str | UnsetType = UNSET
     """Reasoning of the model; not in OpenAI's API."""
     reasoning_content: str | UnsetType = UNSET
-    """Older name of ``reasoning``."""
+    """The text of ``reasoning``, under its older name."""
     function_call: FunctionCallAnswer | UnsetType = UNSET
     """Function call, for a request with ``functions``."""
     refusal: None = None
-    """Always null: if the model refuses, its refusal is ordinary content."""
+    """Always null: a model's refusal is ordinary content."""
 
 
 class SpelledLogprob(ApiObject):
-    """Logprob of an alternative to a generated token."""
+    """Logprob of a token that was an alternative to a generated token."""
 
     token: str
     logprob: float
@@ -86,7 +86,7 @@ class AnswerToken(ApiObject):
 
     token: str
     bytes: list[Byte] | None
-    """Bytes of the token, as in logprobs; null if unknown."""
+    """UTF-8 bytes of the token, maybe only a part of a character; null if unknown."""
     drafted: bool
     """Whether the token is an accepted draft token."""
 
@@ -139,7 +139,7 @@ class ChatDelta(ApiObject):
     reasoning_content: str | UnsetType = UNSET
     function_call: FunctionCallAnswer | UnsetType = UNSET
     refusal: None | UnsetType = UNSET
-    """Null in the first delta of an answer. Never a text: refusals are ordinary content."""
+    """Null in the first delta of an answer, absent in all others. A model's refusal is ordinary content."""
 
 
 class ChatChunkChoice(ApiObject, kw_only=True):
@@ -154,8 +154,8 @@ class ChatChunkChoice(ApiObject, kw_only=True):
 
 
 class ChatCompletionChunk(ApiObject, kw_only=True):
-    """Chunk (event) of a streamed chat completion. ``usage`` is present only with ``stream_options``, and null except
-    in chunks that report it."""
+    """Chunk (event) of a streamed chat completion. ``usage`` is present only with ``stream_options``, and null in chunks without a
+    report."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -200,7 +200,7 @@ def chat_choice(
     tokenizer: Tokenizer | None,
     lists_tokens: bool = False,
 ) -> ChatChoice:
-    """Make the choice object of ``completion``, an answer of ``output``, with ``message``, the parsed answer."""
+    """Make the choice object of ``completion``, an answer of ``output``, with ``message``, the answer after parsing."""
     finish_reason = completion.finish_reason
     if finish_reason == "stop" and message.tool_calls is not UNSET:
         finish_reason = "tool_calls"
@@ -257,8 +257,8 @@ def answer_tokens(token_ids: list[int], drafted: list[bool], tokenizer: Tokenize
 
 
 def reply_delta(event: Event, num_calls: int, has_functions: bool = False) -> ChatDelta:
-    """Convert an event of a parsed reply to a delta of the message. ``num_calls`` is the number of tool calls before it
-    in the reply.
+    """Convert an event of a parsed reply to a delta of the message. ``num_calls`` is the number of tool calls that precede the
+    event in the reply.
 
     Args:
         has_functions: whether the request has the deprecated ``functions`` instead of ``tools``.

@@ -28,8 +28,8 @@ COMPLETION_PREFIX = "cmpl-"
 
 
 class TextLogprobs(ApiObject):
-    """Logprobs of the tokens of an answer (with ``echo``, also of the prompt). Null for a prompt's first token, which
-    has no context."""
+    """Logprobs of the tokens of an answer (with ``echo``, also of the prompt). The first token of a prompt has null, as it has no
+    context."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -65,8 +65,8 @@ class TextCompletion(ApiObject, kw_only=True):
 
 
 class TextChunkChoice(ApiObject, kw_only=True):
-    """Part of an answer that one chunk of a stream adds. The fields after ``finish_reason`` are not in OpenAI's API.
-    ``token_ids`` replace the text if the checkpoint has no tokenizer."""
+    """Part of an answer that one chunk of a stream adds. The fields after ``finish_reason`` are not in OpenAI's API. If the
+    checkpoint has no tokenizer, there are ``token_ids`` and no text."""
 
     index: Count
     text: str
@@ -78,8 +78,8 @@ class TextChunkChoice(ApiObject, kw_only=True):
 
 
 class TextCompletionChunk(ApiObject, kw_only=True):
-    """Chunk (event) of a streamed completion. ``usage`` is present only with ``stream_options``, and null except in
-    chunks that report it."""
+    """Chunk (event) of a streamed completion. ``usage`` is present only with ``stream_options``, and null in chunks without a
+    report."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -92,7 +92,7 @@ class TextCompletionChunk(ApiObject, kw_only=True):
 
 @dataclass(frozen=True)
 class Echo:
-    """Text, token ids and logprobs of a prompt that its answer begins with (request field ``echo``)."""
+    """Text, token ids and logprobs of a prompt, with which an answer begins if the request has ``echo``."""
 
     text: str
     token_ids: list[int]
@@ -103,7 +103,7 @@ Answered = TypeVar("Answered", Completion, Delta)
 
 
 def without_tokens(output: RequestOutput) -> RequestOutput:
-    """Copy of ``output`` with empty answers: a request with ``echo`` and ``max_tokens=0`` gets only its prompt."""
+    """Copy of ``output`` with empty answers, for a request with ``echo`` and ``max_tokens=0``, which gets only its prompt."""
     return replace(output, completions=list(map(emptied, output.completions)), num_output_tokens=0)
 
 
@@ -123,8 +123,8 @@ def emptied(answer: Answered) -> Answered:
 def text_choice(
     completion: Completion, output: RequestOutput, tokenizer: Tokenizer | None, echo: Echo | None, index: int
 ) -> TextChoice:
-    """Make the choice object of ``completion``, an answer of ``output``. With ``echo``, it begins with the prompt and
-    its logprobs."""
+    """Make the choice object of ``completion``, an answer of ``output``. With ``echo``, the text and logprobs begin with those of
+    the prompt."""
     text, logprobs = completion.text, None
     if echo is not None and text is not None:
         text = echo.text + text
@@ -159,7 +159,7 @@ def text_logprobs(
     logprobs: list[TokenLogprobs | None] = list(measured)
     tokens, begins = [], []
     if echo is not None:
-        logprobs = [None, *(echo.logprobs or []), *logprobs]  # the first token has no context
+        logprobs = [None, *(echo.logprobs or []), *logprobs]  # the first token of a prompt has no context
         tokens, begins = offsets.read_prompt(echo.token_ids, echo.text)
     more_tokens, more_begins = offsets.read(token_ids)
     return TextLogprobs(

@@ -21,7 +21,7 @@ class EmbeddingObject(ApiObject):
 
 
 class EmbeddingUsage(ApiObject):
-    """Token counts of all inputs together."""
+    """Token counts of an embeddings request, over all inputs."""
 
     prompt_tokens: Count
     total_tokens: Count

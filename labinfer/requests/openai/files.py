@@ -11,7 +11,7 @@ from labinfer.requests.protocol import Metadata
 
 BATCH_WINDOW = "24h"
 BatchUrl = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-"""Endpoints to which the requests of a batch may be addressed."""
+"""Endpoint of all requests of a batch."""
 
 
 class FileObject(ApiObject, kw_only=True):
@@ -75,7 +75,7 @@ class BatchErrors(ApiObject):
 
 
 class RequestCounts(ApiObject):
-    """Numbers of lines of a batch: of all, of answered and of failed lines."""
+    """Number of all lines of a batch, of answered lines and of failed lines."""
 
     total: Count = 0
     completed: Count = 0
@@ -108,7 +108,7 @@ class Batch(ApiObject, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether the batch has not ended yet."""
+        """Whether the batch is waiting, running, finishing or being cancelled; false once it has ended."""
         return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
 

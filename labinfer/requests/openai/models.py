@@ -28,9 +28,9 @@ class ModelEntry(ApiObject, kw_only=True):
     max_model_len: Count | UnsetType = UNSET
     """Maximum context length, in tokens."""
     default_sampling: dict[str, float] | UnsetType = UNSET
-    """Default sampling parameters of chat requests."""
+    """Sampling parameters of chat requests that do not set them."""
     num_parameters: Count | UnsetType = UNSET
-    """Number of parameters of the model, which does not depend on their quantization."""
+    """Number of parameters (weights) of the model; quantization does not change it."""
     stages: list[ModelStage] | UnsetType = UNSET
     """Pipeline stages of the model."""
     fingerprint: str | UnsetType = UNSET

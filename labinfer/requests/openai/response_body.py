@@ -1,4 +1,5 @@
-"""ResponseBody: the body of ``POST /v1/responses`` (OpenAI's API reference, "Create a model response"), with vLLM's further fields."""
+"""ResponseBody: the body of ``POST /v1/responses`` (OpenAI's API reference, "Create a model response"), with vLLM's additional
+fields."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from labinfer.text.messages import MAX_MESSAGES
 from labinfer.text.tools import MAX_TOOLS, Function, FunctionName, NamedFunction, NamedTool, Tool, ToolUse
 
 LOGPROBS = "message.output_text.logprobs"
-"""Value in the field ``include`` that asks for logprobs."""
+"""Value in the request field ``include`` that asks for logprobs."""
 MAX_INCLUDES = 64
 
 
@@ -70,14 +71,14 @@ class AllowedTool(msgspec.Struct):
 
 
 class ToolChoiceAllowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """Tool choice: the subset of the tools that the model may call or, with the mode ``required``, must call one of."""
+    """Tool choice: a subset of the tools. The model may call a tool of the subset; with the mode ``required`` it must."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AllowedTool], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class JsonSchemaText(msgspec.Struct, tag_field="type", tag="json_schema", kw_only=True, forbid_unknown_fields=True):
-    """Output format: JSON that follows a schema. Its name and description do not affect the answer."""
+    """Output format: JSON that follows a schema. The schema's name and description do not affect the answer."""
 
     name: FunctionName
     schema: dict[str, Any]
@@ -101,10 +102,10 @@ class ReasoningOptions(msgspec.Struct):
 
 
 class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields from which the prompt is made; the body of ``POST /v1/responses/input_tokens``."""
+    """Fields of a body from which the prompt is made. They are the whole body of ``POST /v1/responses/input_tokens``."""
 
     input: str | Annotated[list[Item], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
-    """A text, or the items of a conversation. They follow those of ``previous_response_id``."""
+    """A text, or the items of a conversation. They are appended to the conversation of ``previous_response_id``."""
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -114,7 +115,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
-    """Only ``disabled`` is supported: a conversation that exceeds the context length is refused, not truncated."""
+    """Only ``disabled`` is supported: a conversation longer than the context is refused, not truncated."""
     chat_template_kwargs: TemplateKwargs | None = None
 
     supported: ClassVar[tuple[str, ...]] = ("tools", "tool_choice")
@@ -126,10 +127,10 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.input or []
 
     def prompt(self, items: list[Item]) -> ChatPrompt:
-        """The conversation of ``items`` as a prompt, with its tools if the model may call any.
+        """The conversation of ``items`` as a prompt, with the tools, if the model may call any.
 
         Raises:
-            UserError: there are no items, or ``tools`` and ``tool_choice`` do not go together.
+            UserError: there are no items, or ``tool_choice`` contradicts ``tools``.
         """
         if not items and not self.instructions:
             raise UserError("input is empty; give a text, or at least one item")
@@ -144,10 +145,10 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
     def tool_use(self) -> ToolUse:
-        """The tools that the model may call. Those that ``allowed_tools`` does not name are left out.
+        """The tools that the model may call. Tools that ``allowed_tools`` does not name are left out.
 
         Raises:
-            UserError: ``tools`` and ``tool_choice`` do not go together.
+            UserError: ``tool_choice`` contradicts ``tools``.
         """
         tools, choice = [tool.as_tool() for tool in self.tools or []], self.tool_choice
         if isinstance(choice, ToolChoiceAllowed):
@@ -173,8 +174,7 @@ NOT_OFFERED = (
     "logprobs",
     "prompt_logprobs",
 )
-"""Fields of ``SamplingParams`` that are no fields of ``ResponseBody``: OpenAI's API lacks them or names them
-differently."""
+"""Fields of ``SamplingParams`` that ``ResponseBody`` does not have: OpenAI's API lacks them or has other names for them."""
 
 
 class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknown_fields=True):
@@ -183,11 +183,11 @@ class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknow
     max_output_tokens: MaxTokens = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDES)] | None = None
-    """Further data for the response. Only ``message.output_text.logprobs`` has an effect."""
+    """Kinds of additional data for the response. Only ``message.output_text.logprobs`` has an effect."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
-    """Whether to store the response for lookup and continuation; true by default."""
+    """Whether the server stores the response, so that clients can retrieve and continue it; true by default."""
     priority: Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)] | None = None
     cache_salt: str | None = None
     user: str | None = None

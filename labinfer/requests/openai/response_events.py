@@ -29,19 +29,19 @@ from labinfer.text.tokenizer import Tokenizer
 
 
 class StreamEvent(ApiObject, tag_field="type", kw_only=True):
-    """Base of all stream events: the event's sequence number in the stream."""
+    """Base class of all stream events, with the number of the event in its stream."""
 
     sequence_number: Count
 
 
 class ResponseEvent(StreamEvent):
-    """Base of stream events that have the whole response."""
+    """Base class of stream events that contain the whole response."""
 
     response: Response
 
 
 class ResponseCreated(ResponseEvent, tag="response.created"):
-    """First event of a stream, with the response still without output."""
+    """First event of a stream, with the response, which has no output yet."""
 
 
 class ResponseInProgress(ResponseEvent, tag="response.in_progress"):
@@ -61,7 +61,7 @@ class ResponseFailed(ResponseEvent, tag="response.failed"):
 
 
 class ItemEvent(StreamEvent, kw_only=True):
-    """Base of stream events that have a whole output item."""
+    """Base class of stream events that contain a whole output item."""
 
     output_index: Count
     item: OutputItem
@@ -76,14 +76,14 @@ class OutputItemDone(ItemEvent, tag="response.output_item.done"):
 
 
 class InItemEvent(StreamEvent, kw_only=True):
-    """Base of stream events about a part of an output item: id and index of the item."""
+    """Base class of stream events about a part of an output item, with the id and index of the item."""
 
     item_id: str
     output_index: Count
 
 
 class PartEvent(InItemEvent, kw_only=True):
-    """Base of stream events that have a whole content part of an output item."""
+    """Base class of stream events that contain a whole content part of an output item."""
 
     content_index: Count = 0
     part: OutputText | ReasoningText
@@ -160,19 +160,19 @@ STREAM_EVENTS = (
 
 
 class ResponseWriter:
-    """Builds the output of a response from the events of a parsed reply, and yields its stream events on the way.
+    """Builds the output of a response from the events of a parsed reply, and yields the stream events of the response on the way.
     Callers that need only ``response`` discard the stream events."""
 
     def __init__(self, response: Response, tokenizer: Tokenizer | None):
         self.response, self._tokenizer = response, tokenizer
-        """The response so far."""
+        """The response as built so far."""
         self._number = -1  # sequence number of the last stream event
         self._output: list[OutputItem] = []
         self._text: list[str] | None = None  # pieces of text of the open message or reasoning item
         self._is_reasoning = False
         self._id = ""
         self._logprobs: list[ResponseLogprob] = []
-        """Logprobs of the open message."""
+        """Logprobs of the tokens of the message item that is open."""
         self._new_logprobs: list[ResponseLogprob] = []
 
     def begin(self) -> Iterator[StreamEvent]:
@@ -195,7 +195,7 @@ class ResponseWriter:
         status: ItemStatus = "incomplete" if is_cut else "completed"
         yield from self._close(status)
         if not is_cut and all(isinstance(item, OutputReasoning) for item in self._output):
-            yield from self._open(Content)  # clients expect at least one message
+            yield from self._open(Content)  # clients expect at least one message item
             yield from self._close(status)
         self.response = msgspec.structs.replace(
             self.response,
@@ -221,8 +221,8 @@ class ResponseWriter:
         return self._number
 
     def _write(self, event: Reasoning | Content) -> Iterator[StreamEvent]:
-        """Append a piece of reasoning or content to the open output item, and yield its stream events. Begins an item
-        first if needed."""
+        """Append a piece of reasoning or content to the open output item, and yield the stream events. If no fitting item is open,
+        begins one first."""
         if self._text is None or self._is_reasoning != isinstance(event, Reasoning):
             yield from self._close("completed")
             yield from self._open(type(event))
@@ -276,7 +276,7 @@ class ResponseWriter:
         self._new_logprobs = []
 
     def _part(self) -> OutputText | ReasoningText:
-        """Content part of the open output item, with the text so far."""
+        """Content part of the output item that is open, with the text so far."""
         text = "".join(self._text)
         return ReasoningText(text) if self._is_reasoning else OutputText(text, logprobs=self._logprobs)
 

@@ -14,13 +14,13 @@ from labinfer.text.tools import CalledFunction, PastCall
 
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
-"""Maps each supported type of item to the prefix of its ids, except ``REFERENCE``, whose id is that of another item."""
+"""Maps each supported type of item to the prefix of its ids, except ``REFERENCE``, as a reference has the id of another item."""
 REFERENCE = "item_reference"
 
 
 def _kinds(*names: str) -> Any:
-    """A string type whose JSON schema enumerates ``names``. It accepts other values: the struct refuses them, with a
-    hint in its error."""
+    """A string type whose JSON schema enumerates ``names``. Decoding accepts other values, which the struct refuses with a better
+    error message."""
     return Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(names)})]
 
 
@@ -45,8 +45,8 @@ Content = str | Parts
 
 
 class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A message, a function call, its output, reasoning, or a reference to an item of a stored response. Unknown keys are
-    ignored."""
+    """Item of a conversation: a message, a function call, the output of a function, reasoning, or a reference to an item of a
+    stored response. Unknown keys are ignored."""
 
     type: _kinds(*ITEM_PREFIXES, REFERENCE) | None = None
     """Type of the item. None means a message, or a reference, which has only an id."""
@@ -81,7 +81,7 @@ class Item(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def reasoning(self) -> str:
-        """Text of a reasoning item."""
+        """Text of this item, which is a reasoning item."""
         return _text(self.content or self.summary or "")
 
     def as_stored(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
         if item.type == "function_call_output":
             messages.append(MessageBuilder("tool", _text(item.output), item.call_id))
         elif item.type == "reasoning" and not item.reasoning:
-            continue  # clients may send reasoning without its text
+            continue  # clients may send a reasoning item without its text
         elif item.type != "message" or item.role == "assistant":
             _add_to_turn(messages, item)
         elif item.role in ("system", "developer") and len(messages) == 1 and last.role == "system":
@@ -134,8 +134,8 @@ def as_messages(items: Iterable[Item], instructions: str | None) -> list[dict[st
 
 
 def _add_to_turn(messages: list[MessageBuilder], item: Item) -> None:
-    """Add ``item`` (reasoning, text or a function call of the assistant) to the last message. Begin a new message if
-    the order in a message (reasoning, text, calls) would be broken."""
+    """Add ``item`` (reasoning, text or a function call of the assistant) to the last message. If that would break the order in a
+    message (reasoning, text, calls), a new message begins."""
     turn = messages[-1] if messages and messages[-1].role == "assistant" else None
     has_more = turn is not None and (turn.calls or (item.type == "reasoning" and turn.has_text))
     if turn is None or (item.type != "function_call" and has_more):

@@ -17,7 +17,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponseLogprobTop(ApiObject):
-    """Logprob of an alternative to a generated token."""
+    """Logprob of a token that was an alternative to a generated token."""
 
     token: str
     logprob: float
@@ -79,15 +79,15 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 class InputDetails(ApiObject):
-    """Details of the number of prompt tokens: how many were prefix-cache hits. Tokens written to the cache are not
-    counted."""
+    """Details of ``ResponseUsage.input_tokens``: number of prefix-cache hits. The number of tokens written to the cache is not
+    counted, and always 0."""
 
     cached_tokens: Count
     cache_write_tokens: Count = 0
 
 
 class OutputDetails(ApiObject):
-    """Details of the number of output tokens: how many were reasoning, including delimiters."""
+    """Details of ``ResponseUsage.output_tokens``: number of reasoning tokens, including delimiters."""
 
     reasoning_tokens: Count
 
@@ -116,7 +116,7 @@ class ResponseFailure(ApiObject):
 
 
 class Response(ApiObject, kw_only=True):
-    """Response of ``/v1/responses``: the output items, and the fields of its request."""
+    """Response of ``/v1/responses``: the output items, and the fields of the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -159,7 +159,7 @@ class ResponseDeleted(ApiObject):
 
 
 class ItemList(ListPage, kw_only=True):
-    """A page of the items that make up a response's input."""
+    """A page of the list of a response's input items."""
 
     data: list[dict[str, Any]]
 

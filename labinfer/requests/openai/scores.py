@@ -51,7 +51,7 @@ class ScoreList(ApiObject, kw_only=True):
 
 
 class DocumentText(ApiObject):
-    """Document of a ``/rerank`` response: its text."""
+    """Text of a document in a response of ``/rerank``."""
 
     text: str
 
@@ -74,14 +74,14 @@ class Ranking(ApiObject, kw_only=True):
 
 
 def pooled_list(outputs: list[EmbeddingOutput], encoding_format: str, **fields: str | int) -> PooledList:
-    """Build the response of ``/pooling``; see ``embedding_list``. ``fields`` are its id, creation time and model."""
+    """Build the response of ``/pooling``; see ``embedding_list``. ``fields`` are id, creation time and model of the response."""
     whole = embedding_list(outputs, "", encoding_format)
     data = [Pooled("pooling", item.index, item.embedding) for item in whole.data]
     return PooledList(data=data, usage=whole.usage, **fields)
 
 
 def cosine_scores(first: list[EmbeddingOutput], second: list[EmbeddingOutput]) -> list[float]:
-    """Cosine similarities of pairs of embeddings. A single embedding in ``first`` is paired with every one in
+    """Cosine similarities of pairs of embeddings. If ``first`` has one embedding, it is paired with every embedding in
     ``second``."""
     if len(first) == 1:
         first = first * len(second)
