@@ -32,6 +32,9 @@ struct Segments {
   }
 };
 
+// Maximum rows of outputs (32 each) that a thread sums at once: 8 KiB for each segment.
+constexpr int64_t MOST_SUMMED = 64;
+
 // A panel of the matrix of a segment.
 struct PanelIndex {
   int64_t segment, number;
@@ -60,40 +63,50 @@ void write_products(const Segments& segments, T* out, int64_t tokens, int64_t ou
     store_floats(rest, low), store_floats(rest + WIDTH, high);
     std::memcpy(to, rest, count * sizeof(*to));
   };
-  in_parallel(threads, (tokens + together - 1) / together * panels, [&](Pieces& pieces) {
+  // A thread multiplies `adjacent` panels segment by segment: a segment's panels are adjacent in memory, so few of its reads are jumps.
+  int64_t block = std::min(tokens, together), most = std::max<int64_t>(1, MOST_SUMMED / block), shares = 2 * threads;
+  int64_t adjacent = segments.is_single() ? 1 : std::clamp<int64_t>((panels + shares - 1) / shares, 1, most);
+  int64_t groups = (panels + adjacent - 1) / adjacent;
+  in_parallel(threads, (tokens + together - 1) / together * groups, [&](Pieces& pieces) {
     static thread_local LineVector<float> stack;  // kept from call to call, so that nothing is allocated
-    int64_t size = std::min(tokens, together) * PANEL;
-    if (!segments.is_single() && int64_t(stack.size()) < segments.count * size) stack.resize(segments.count * size);
+    int64_t size = block * PANEL, level = adjacent * size;
+    if (!segments.is_single() && int64_t(stack.size()) < segments.count * level) stack.resize(segments.count * level);
     auto products = make();
     for (int64_t piece; pieces.next(piece);) {
-      int64_t first = piece / panels * together, number = piece % panels, output = number * PANEL;
+      int64_t first = piece / groups * together, begin = piece % groups * adjacent, output = begin * PANEL;
       if (segments.is_single()) {
-        products.multiply(first, {0, number}, {0, number + 1},
+        products.multiply(first, {0, begin}, {0, begin + 1},
                           [&](int64_t token, floats low, floats high) { put(out + token * outputs + output, low, high, outputs - output); });
         continue;
       }
-      int64_t rows = std::min(together, tokens - first);
-      float* top = stack.data();  // after the topmost sums (rows, PANEL)
+      int64_t rows = std::min(together, tokens - first), count = std::min(adjacent, panels - begin);
+      float* top = stack.data();  // after the topmost sums (panels, block, PANEL)
       for (int64_t i = 0; i < segments.count; ++i) {
         int64_t additions = segments.each[i].additions;
-        PanelIndex next = i + 1 < segments.count ? PanelIndex{i + 1, number} : PanelIndex{0, number + 1};
-        float* sums = additions ? top - size : top;
-        products.multiply(first, {i, number}, next, [&](int64_t token, floats low, floats high) {
-          float* to = sums + (token - first) * PANEL;
-          if (additions) low += load<floats>(to), high += load<floats>(to + WIDTH);
-          store(to, low), store(to + WIDTH, high);
-        });
-        for (; additions > 1; --additions, sums -= size)
-          for (int64_t at = 0; at < rows * PANEL; at += WIDTH) store(sums - size + at, load<floats>(sums - size + at) + load<floats>(sums + at));
-        top = sums + size;
-      }
-      for (const float* sums = stack.data(); sums < top; sums += size)
-        for (int64_t row = 0; row < rows; ++row) {
-          floats low = load<floats>(sums + row * PANEL), high = load<floats>(sums + row * PANEL + WIDTH);
-          int64_t at = (first + row) * outputs + output;
-          if (segments.sums) put(segments.sums + (sums - stack.data()) / size * tokens * outputs + at, low, high, outputs - output);
-          else put(out + at, low, high, outputs - output);
+        float* sums = additions ? top - level : top;
+        for (int64_t panel = 0; panel < count; ++panel) {
+          PanelIndex next{i, begin + panel + 1};
+          if (panel + 1 == count) next = i + 1 < segments.count ? PanelIndex{i + 1, begin} : PanelIndex{0, begin + count};
+          products.multiply(first, {i, begin + panel}, next, [&](int64_t token, floats low, floats high) {
+            float* to = sums + panel * size + (token - first) * PANEL;
+            if (additions) low += load<floats>(to), high += load<floats>(to + WIDTH);
+            store(to, low), store(to + WIDTH, high);
+          });
         }
+        for (; additions > 1; --additions, sums -= level)
+          for (int64_t at = 0; at < (count - 1) * size + rows * PANEL; at += WIDTH)
+            store(sums - level + at, load<floats>(sums - level + at) + load<floats>(sums + at));
+        top = sums + level;
+      }
+      for (const float* sums = stack.data(); sums < top; sums += level)
+        for (int64_t panel = 0; panel < count; ++panel)
+          for (int64_t row = 0; row < rows; ++row) {
+            const float* from = sums + panel * size + row * PANEL;
+            floats low = load<floats>(from), high = load<floats>(from + WIDTH);
+            int64_t column = output + panel * PANEL, at = (first + row) * outputs + column;
+            if (segments.sums) put(segments.sums + (sums - stack.data()) / level * tokens * outputs + at, low, high, outputs - column);
+            else put(out + at, low, high, outputs - column);
+          }
     }
     writer.finish();
   });
