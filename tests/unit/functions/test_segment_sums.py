@@ -60,7 +60,7 @@ def add_on_a_stack(products: list[torch.Tensor], additions: tuple[int, ...]) -> 
     return stack
 
 
-@pytest.mark.parametrize("outputs", [96, 70, 20])
+@pytest.mark.parametrize("outputs", [416, 96, 70, 20])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("form", FORMS)
 def test_sums_have_the_bits_of_products_one_by_one(compiled_functions, form, sizes, outputs):
