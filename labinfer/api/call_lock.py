@@ -1,4 +1,4 @@
-"""CallLock: a lock that serializes calls from several threads; a call may be a generator."""
+"""CallLock: a lock for calls from several threads, of which one runs at a time; a call may be a generator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from labinfer.base.errors import UserError
 
 POLL_SECONDS = 0.5
-"""Interval in seconds at which a waiting thread checks whether the lock's holder has ended without a release."""
+"""Interval in seconds at which a waiting thread checks whether the thread that holds the lock has ended without releasing it."""
 
 
 class CallLock:
-    """A lock for calls and generators. A generator holds it until its end, also between two items. If the caller
-    abandons the generator, the next call of the same thread closes it and takes the lock; once that thread has ended,
-    so does a call of any other thread.
+    """A lock for calls and generators. A generator holds the lock until the generator ends, also between two items. If the caller
+    abandons an unfinished generator, the next call of the caller's thread closes it and takes the lock. After that thread has
+    ended, a call of any thread does.
 
     Args:
         name: name of the locked object, for error messages.
@@ -29,7 +29,7 @@ class CallLock:
         self._holder: tuple[threading.Thread, Generator | None] | None = None
 
     def run(self, steps: Generator) -> Iterator[Any]:
-        """Yield the items of the generator ``steps``, which holds the lock meanwhile.
+        """Yield the items of the generator ``steps``, and hold the lock until ``steps`` ends.
 
         Raises:
             UserError: a later call has closed the generator before it was exhausted.
@@ -47,7 +47,7 @@ class CallLock:
         that has ended, is closed first.
 
         Args:
-            steps: generator that runs under the lock.
+            steps: generator that holds the lock, if the call is one.
 
         Raises:
             UserError: called from within the generator that holds the lock.
@@ -58,7 +58,7 @@ class CallLock:
             self._on_acquire()
             yield
         finally:
-            if self._holder is mine:  # otherwise another thread has taken over the lock
+            if self._holder is mine:  # if not, another thread has taken over the lock
                 self._holder = None
                 self._lock.release()
 
@@ -73,14 +73,14 @@ class CallLock:
         self._holder = mine
 
     def _may_take_over(self) -> bool:
-        """Close the generator that holds the lock, if it belongs to this thread or to one that has ended. Returns
-        whether the lock can be taken over."""
+        """Close the generator that holds the lock, if it belongs to this thread or to a thread that has ended. Returns whether the
+        lock can be taken over."""
         holder = self._holder
         if holder is None or (holder[0] is not threading.current_thread() and holder[0].is_alive()):
             return False
         try:
             if holder[1] is not None:
                 holder[1].close()
-        except ValueError:  # ``close`` of a running generator: this call comes from inside it
+        except ValueError:  # ``close`` of a running generator raises this: the call comes from inside it
             raise UserError(f"this {self._name} cannot be called from within its own callback") from None
         return True

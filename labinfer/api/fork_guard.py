@@ -8,8 +8,8 @@ from labinfer.base.errors import UserError
 
 
 class ForkGuard:
-    """Remembers the process that used an LLM first, and refuses its forks: threads of torch and of the compiled
-    functions do not survive a fork."""
+    """Remembers the process that used an LLM first, and refuses processes forked from it: a forked process lacks the threads of
+    torch and of the compiled functions."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -22,7 +22,7 @@ class ForkGuard:
         """Register this process as the one that uses LLMs, if none is registered yet.
 
         Raises:
-            UserError: this process is a fork of the registered one.
+            UserError: this process was forked from the registered process.
         """
         self._number = self._number or os.getpid()
         if not self.is_here:

@@ -5,9 +5,9 @@
     llm = LLM(model="path/to/checkpoint", tensor_parallel_size=2)
     outputs = llm.generate(["Hello"], SamplingParams(max_tokens=16))
 
-All ranks run one script; rank 0 gets the list of outputs and the other ranks None, as in an MPI gather. ``with LLM(…)
-as llm:`` or ``llm.close()`` makes the ranks leave together. Threads may share an LLM: their calls are serialized.
-Ctrl-C aborts the running call, and the LLM remains usable. For concurrent requests use ``AsyncLLM``.
+All ranks run one script; rank 0 gets the list of outputs and the other ranks None, as in an MPI gather. With ``with LLM(…) as
+llm:`` or ``llm.close()`` all ranks leave the group together. Threads may share an LLM: their calls are serialized. Ctrl-C aborts
+the running call, and the LLM remains usable. For concurrent requests use ``AsyncLLM``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LLM:
 
     Args:
         model: a directory, or a name as in ``--model``; ``demo`` comes with LABInfer.
-        plugins: values of ``--plugin``: files and modules that register your own code; see docs/extending.md.
+        plugins: values of ``--plugin``: files and modules that register additional parts; see docs/extending.md.
         options: any option of ``launch.py --help`` with underscores, such as ``tensor_parallel_size=2``.
 
     Raises:
@@ -86,7 +86,7 @@ class LLM:
                 raise UserError(
                     f"--plugin must be a list of files and modules, not {plugins!r:.60}; give [{plugins!r:.60}]"
                 )
-            if plugins:  # plugins may add option values, so the ranks load them before all options are checked
+            if plugins:  # plugins may add values of options, so ranks load plugins before they check options
                 group = join_group(environment, EngineOptions.group_options(values), plugins)
                 end_group_on_uncaught(group)
                 group.load_plugins(plugins)
@@ -102,7 +102,7 @@ class LLM:
             self._build(
                 group, choose_layout(group, with_device_defaults(checked, group.everyone)), lambda done, total: None
             )
-        except UserError as error:  # hide the internal traceback from the caller
+        except UserError as error:  # hide the internal traceback from users
             raise type(error)(as_keywords(str(error))) from None
 
     @classmethod
@@ -113,12 +113,12 @@ class LLM:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         others: tuple[LLM, ...] = (),
     ) -> LLM:
-        """Load an LLM on a group that has already been joined.
+        """Load an LLM on the ranks of ``group``, which they have already joined.
 
         Args:
             on_progress: called as ``on_progress(done, total)``, with the numbers of loaded tensors and of all tensors. Not called if the cache of packed
                 weights has all of them.
-            others: models that the group has loaded before, if ``follow_all`` runs them together with this one.
+            others: models that the group loaded earlier, if ``follow_all`` runs them together with this model.
         """
         LLM._fork_guard.enter()
         llm = cls.__new__(cls)
@@ -145,9 +145,9 @@ class LLM:
         self._parts = parts = built if isinstance(built, RankRuntime) else None
         device = parts.layout.devices[self.group.rank] if parts else DeviceName("cpu")
         self.use_device: Callable[[], Any] = partial(use_device, device)
-        """Makes this rank's device the calling thread's current device. A thread other than the constructor's calls it before steps.
-        It refers to the device only, not to this object: a reference cycle would keep the weights until the garbage
-        collector runs."""
+        """Makes this rank's device the calling thread's current device. A thread must call it before it runs steps, unless it is
+        the thread that made this object. The function refers only to the device: a reference to this object would be a cycle, and
+        keep the weights until the garbage collector runs."""
         self._call_lock, self._closed = CallLock("LLM", self.use_device), False
         self._draft_rank = built if isinstance(built, DraftRank) else None
         if self._draft_rank is not None:
@@ -163,7 +163,7 @@ class LLM:
             parts.layout if parts else None,
             parts.kernels if parts else (),
         )
-        """Fingerprint of the model, the kernels and the settings, without sampling defaults."""
+        """Fingerprint of the model, the kernels and the settings, without the sampling defaults of a job."""
         with self.group.raise_on_all_ranks():
             if self.is_rank0:
                 own = options.model.tokenizer
@@ -210,13 +210,13 @@ class LLM:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this rank holds no part of the model (see ``--ranks``). All calls but ``close`` then return at once,
-        unless it holds the draft model."""
+        """Whether this rank holds no part of the model (see ``--ranks``). On such a rank all calls but ``close`` return at once,
+        except if the rank holds the draft model."""
         return self._parts is None
 
     @property
     def directory(self) -> Path:
-        """Directory of the checkpoint."""
+        """Path of the checkpoint: a directory or a file."""
         return self._parts.directory
 
     @property
@@ -231,12 +231,12 @@ class LLM:
 
     @property
     def capacity(self) -> KVCapacity:
-        """KV cache capacity, agreed on by all ranks."""
+        """Capacity of the KV cache; all ranks have agreed on it."""
         return self._parts.capacity
 
     @property
     def draft_model(self) -> LoadedDraftModel | None:
-        """The draft model if it is on rank 0; otherwise None."""
+        """The draft model if rank 0 holds it; otherwise None."""
         return self._parts.draft_model
 
     @property
@@ -246,14 +246,14 @@ class LLM:
 
     @property
     def report(self) -> RunReport:
-        """Report with the statistics of the current or last run; on rank 0 only."""
+        """Report of the run in progress, or else of the last run; on rank 0 only."""
         return self._runner.report
 
     def record_steps(self, num_slices: int) -> None:
         """Record a trace of this rank's steps until the end of the run. Call it on every rank.
 
         Args:
-            num_slices: maximum number of recorded slices; later ones are dropped.
+            num_slices: maximum number of recorded trace slices; later slices are dropped.
         """
         if not self.is_spare:
             self._parts.recorder.capacity = num_slices
@@ -268,7 +268,7 @@ class LLM:
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
-            sampling_params: one for all prompts or one for each.
+            sampling_params: one object for all prompts, or one object for each.
             on_delta: called with each ``Delta`` as it is generated; ``Delta.key`` is the prompt's index.
 
         Returns:
@@ -287,7 +287,7 @@ class LLM:
         """Generate answers, and yield their deltas as they arrive. Collective: every rank iterates; on ranks other than
         0 the iterator is empty.
 
-        Leaving the loop, or closing the iterator, aborts the unfinished requests. Arguments as in ``generate``.
+        Leaving the loop, or closing the iterator, aborts the unfinished requests. For the arguments see ``generate``.
 
         Raises:
             UserError: as in ``generate``, at the first item.
@@ -306,7 +306,7 @@ class LLM:
         on_delta: Callable[[Delta], None] | None = None,
         **fields: Any,
     ) -> list[RequestOutput] | None:
-        """Answer one conversation or a list of them; otherwise like ``generate``.
+        """Answer one conversation or a list of conversations; otherwise like ``generate``.
 
         Args:
             messages: as in OpenAI's API; formatted by the checkpoint's chat template.
@@ -320,13 +320,13 @@ class LLM:
         pooling: str | None = None,
         normalize: bool | None = None,
     ) -> list[EmbeddingOutput] | None:
-        """Compute the embedding of every prompt: one vector, pooled from its final hidden states. Collective, like
+        """Compute the embedding of every prompt: one vector, pooled from the prompt's final hidden states. Collective, like
         ``generate``.
 
         Args:
             prompts: one prompt or a list of them, see ``PromptLike``.
-            pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by default
-                the model's own, see ``PoolingConfig``.
+            pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by
+                default the method in the model's files, see ``PoolingConfig``.
             normalize: whether to scale the vectors to unit length; by default as the model's files say.
 
         Returns:
@@ -345,8 +345,8 @@ class LLM:
         """Make an engine request from a prompt: tokenize and check it. On rank 0 only.
 
         Args:
-            fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; those of a dictionary prompt take
-                precedence.
+            fields: further fields of the ``Request``, such as ``cache_salt``, ``priority`` and ``user``; values in a dictionary
+                prompt take precedence.
 
         Raises:
             UserError: the prompt or a parameter is invalid.
@@ -357,10 +357,10 @@ class LLM:
         return request
 
     def check_processors(self, request: Request) -> None:
-        """Check that the logits processors of a request exist and accept their values.
+        """Check that the logits processors of a request exist and accept the values that it gives them.
 
         Raises:
-            UserError: a logits processor does not exist, or rejects its value.
+            UserError: a logits processor does not exist, or rejects the value.
         """
         check_logits_processors(request.sampling.logits_processors, request.prompt_token_ids, self.spec.vocab_size)
 
@@ -381,7 +381,7 @@ class LLM:
         return self._call_lock.run(self._runner.outputs(requests, check, on_delta))
 
     def end_run(self) -> list[WorkerStats]:
-        """End a run on all ranks; called on rank 0. Returns the stats of each rank, and writes the trace if requested."""
+        """End a run on all ranks; called on rank 0. Writes the trace if one was requested. Returns the statistics of each rank."""
         return self._runner.end()
 
     def follow(self) -> None:
@@ -397,8 +397,8 @@ class LLM:
             self.group.close(patient=self.is_spare)
 
     def unload(self) -> None:
-        """Free weights and KV cache, but stay in the group of ranks. Collective. Afterwards the caller must call the
-        group's ``end_splits``."""
+        """Free weights and KV cache, but stay in the group of ranks. Collective. Afterwards the caller must call ``end_splits`` of
+        the group."""
         with self._call_lock.turn():
             self._closed = True
             if self.is_rank0:
@@ -412,7 +412,7 @@ class LLM:
         """Check that this LLM can be used in this process.
 
         Raises:
-            UserError: the LLM is closed, or this process is a fork of the one that made it.
+            UserError: the LLM is closed, or this process was forked from the one that made it.
         """
         LLM._fork_guard.enter()
         if self._closed:
@@ -422,7 +422,7 @@ class LLM:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        if kind is None:  # after a failure, the other ranks do not reach the collective close
+        if kind is None:  # after a failure, the other ranks do not reach this collective call
             self.close()
 
     def _generate(
@@ -436,7 +436,7 @@ class LLM:
     def _make_requests(
         self, prompts: Any, sampling_params: Any, *, pooling: str = "", streams: bool = False
     ) -> list[Request]:
-        """Make engine requests. Their keys are the indices of the prompts; an error message names the index."""
+        """Make engine requests for prompts. The key of a request is the index of its prompt, which error messages name."""
         requests = []
         for index, (prompt, sampling) in enumerate(pair_prompts(prompts, sampling_params)):
             try:
@@ -455,15 +455,15 @@ class LLM:
         return sorted(outputs, key=lambda output: output.key) if self.is_rank0 else None
 
     def _call(self, make: Callable[[], list[Request]], run: Callable[[list[Request]], Iterator]) -> Iterator[Any]:
-        """On rank 0, make the requests and yield the outputs or deltas that ``run`` yields; on other ranks, take part
-        in the run and yield nothing."""
+        """On rank 0, yield what ``run`` (outputs or deltas) yields for the requests of ``make``. On other ranks, take part in the
+        run and yield nothing."""
         if not self.is_rank0:
             follow_all([self])
             return
         try:
             requests = make()
         except BaseException:
-            self._executor.end_run([])  # the other ranks wait in ``follow_all``
+            self._executor.end_run([])  # the other ranks wait in ``follow_all`` for the next run
             raise
         yield from run(requests)
 

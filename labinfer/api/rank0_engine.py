@@ -1,4 +1,4 @@
-"""make_rank0_engine: makes the engine of rank 0, and the executor by which it commands all ranks."""
+"""make_rank0_engine: makes the engine of rank 0, and the executor that sends its plans to all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labinfer.worker.spmd import SpmdExecutor
 
 
 def engine_spec(parts: RankRuntime) -> EngineSpec:
-    """Parameters of a model's engine, from its layout and KV cache capacity; equal on every rank."""
+    """Parameters of a model's engine, from the model's layout and KV cache capacity; equal on every rank."""
     layout = parts.layout
     return EngineSpec(
         **asdict(parts.capacity.sizes),
@@ -44,7 +44,7 @@ def make_rank0_engine(
     guides: GrammarGuideMaker,
     proposer: Proposer | None,
 ) -> tuple[LLMEngine, SpmdExecutor]:
-    """Make the engine of a model and its executor.
+    """Make the engine of a model, and the executor that the engine uses.
 
     Args:
         parts: runtime of rank 0.

@@ -19,8 +19,8 @@ CHUNK_BYTES = 1 << 22
 
 
 def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dict[str, Any]:
-    """Values of the options that affect answers, by flag; a file is represented by its digest. Without the tokenizer,
-    which the model's ``Identity`` includes."""
+    """Values of the options that affect answers, by flag, with a digest in place of a file. Options of the tokenizer are left out,
+    as the model's ``Identity`` includes the tokenizer."""
     chosen = {
         name: getattr(getattr(options, section), name) for section, names in ANSWER_OPTIONS.items() for name in names
     }
@@ -28,7 +28,7 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
     for name, path in files.items():
         if os.path.isfile(path):
             files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
-    chosen["quantization"] = join(chosen["quantization"])  # format of earlier runs
+    chosen["quantization"] = join(chosen["quantization"])  # format in journals of earlier versions
     if PLUGINS.loaded:
         chosen["plugin"] = ", ".join(PLUGINS.identities())
     if options.model.is_reproducible:
@@ -36,7 +36,7 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
     values = chosen | files | msgspec.to_builtins(sampling)
     processors = values["logits_processors"]
     values |= {name: processors.pop(name) for name in sampling_parameters().keys() & processors.keys()}
-    del values["speculate"]  # does not affect answers
+    del values["speculate"]  # this option does not affect answers
     return {
         f"--{name.replace('_', '-')}": list(value) if isinstance(value, tuple) else value
         for name, value in values.items()

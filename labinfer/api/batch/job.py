@@ -27,16 +27,17 @@ from labinfer.requests.outputs import RequestOutput
 logger = logging.getLogger(__name__)
 
 MAX_REASON = 200
-"""Maximum characters of an exception's text in an error record."""
+"""Maximum length, in characters, of an exception's text in an error record."""
 MAX_WARNINGS = 20
-"""Maximum number of warnings of a job; further ones are not logged."""
+"""Maximum number of warnings of a job; further warnings are not logged."""
 MAX_IDS = 1 << 20
 """Maximum number of ``id``s of simple lines (``SimpleLine``) that are kept in memory to detect duplicates."""
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """An input line of a job and the outputs of its requests: one request, or one per input of an embeddings line."""
+    """An input line of a job, and the outputs of the line's requests. An embeddings line has a request for each input, every other
+    line one request."""
 
     number: int
     digest: bytes
@@ -51,9 +52,9 @@ class BatchJob:
 
     Args:
         defaults: default sampling parameters.
-        model_name: value of the ``model`` field in results: the model that runs, whatever model a line requests.
+        model_name: value of the field ``model`` in output lines: the model that runs, whatever model a line requests.
         fingerprint: digest of all that the answers depend on, for the output lines.
-        as_text: write prompts and answers as readable text instead of JSONL.
+        as_text: whether to write prompts and answers as readable text instead of JSONL.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class BatchJob:
         self._custom_ids: dict[str, int] = {}  # custom_id to line number
         self._ids: set[str | int] = set()  # ids of simple lines
         self._warnings: set[str] = set()  # kinds of warnings that were logged
-        self.num_answered = self.num_failed = 0  # numbers of lines
+        self.num_answered = self.num_failed = 0  # counts of lines
         self._allowed_tokens = 0  # sum of ``max_tokens`` of answered lines, each limited by the context length
 
     def run(self, llm: LLM, check: Callable[[], None]) -> None:
-        """Run the job to the end of its input. ``check`` is called in every step; if it raises ``Interrupted``, the
-        output has all lines that were finished before."""
+        """Run the job to the end of its input. ``check`` is called in every step; if it raises ``Interrupted``, the output then has
+        all lines that were finished before."""
 
         def each_step() -> None:
             check()
@@ -101,7 +102,7 @@ class BatchJob:
                         self._allowed_tokens += _allowed_tokens(line, llm.spec.max_model_len)
         finally:
             if self._progress.is_for_machines:
-                self._show_progress(llm)  # final record
+                self._show_progress(llm)  # the final record of progress
             self._progress.close()
             llm.report.num_failed = self.num_failed
 
@@ -120,7 +121,7 @@ class BatchJob:
             if line is None:
                 yield None
                 continue
-            each_line()  # no step runs while line after line is invalid
+            each_line()  # while one line after another is invalid, no step runs
             number, text = line
             digest = line_digest(b"%d" % text.num_bytes if isinstance(text, LongLine) else text)
             ids = (None, None) if isinstance(text, LongLine) else read_ids(text)
@@ -157,7 +158,7 @@ class BatchJob:
             self._warn(number, f"model {asked!r:.80} requested, using {self._model_name!r}", "model")
 
     def _is_duplicate(self, own_id: str | int | None) -> bool:
-        """Whether an earlier simple line has this ``id``. Only the first ``MAX_IDS`` ids are checked."""
+        """Whether an earlier simple line has the id ``own_id``. Only the first ``MAX_IDS`` ids are checked."""
         if own_id in self._ids:
             return True
         if own_id is not None and len(self._ids) < MAX_IDS:
@@ -172,8 +173,8 @@ class BatchJob:
             logger.warning("line %d: %s (shown once)", number, text)
 
     def _refuse(self, number: int, digest: bytes, ids: tuple[str | None, str | int | None], message: str) -> None:
-        """Write the error record of input line ``number``, which is invalid or has failed. ``ids`` are its
-        ``custom_id`` and ``id``, see ``read_ids``."""
+        """Write the error record of input line ``number``, which is invalid or has failed. ``ids`` are the line's ``custom_id`` and
+        ``id``, see ``read_ids``."""
         self._write(error_record(number, *ids, message), number, digest)
         self.num_failed += 1
 
@@ -181,10 +182,10 @@ class BatchJob:
         """Write the output record of input line ``number``.
 
         Args:
-            parsed: the parsed line; None if it is invalid.
+            parsed: the parsed line; None if the line is invalid.
         """
         if self._output.is_terminal:
-            self._progress.close()  # shown again after the record
+            self._progress.close()  # the progress line is shown again below the record
         if self._as_text:
             self._output.write_text(describe_record(record, number, parsed))
         else:
@@ -204,8 +205,8 @@ class BatchJob:
         return before is not None
 
     def _first_line(self, number: int, custom_id: str | None) -> int:
-        """Number of the first input line with this ``custom_id``: ``number`` itself if no earlier line has it, or if it
-        is None."""
+        """Number of the first input line with this ``custom_id``: ``number`` itself if no earlier line has the id, or if
+        ``custom_id`` is None."""
         return number if custom_id is None else self._custom_ids.setdefault(custom_id, number)
 
     @staticmethod
@@ -213,7 +214,7 @@ class BatchJob:
         """Make the engine requests of a line.
 
         Raises:
-            UserError: a request of the line can never run; then none of its requests is made.
+            UserError: a request of the line can never run; then no request of the line is made.
         """
         if (body := parsed.embedding) is not None:
             body.check_dimensions(llm.spec.hidden_size)

@@ -17,15 +17,15 @@ from labinfer.base.sampling_params import SamplingParams
 from labinfer.observe.output_file import OutputFile
 
 QUICK_BYTES = 256 << 20
-"""Maximum size in bytes of an input file that can be hashed, even on a slow disk, while the other ranks wait for rank 0
-to join."""
+"""Maximum size, in bytes, of an input file that rank 0 hashes before it joins the other ranks: even from a slow disk, they do not
+wait long."""
 
 
 def open_quickly(job: JobOptions) -> bool:
-    """Whether the files of a job can be opened without delay: opening a pipe blocks until its writer comes, and hashing
-    a long file takes time."""
+    """Whether the files of a job can be opened without delay: opening a pipe blocks until another process opens it for writing, and
+    hashing a long file takes time."""
     for path in filter(None, (job.input, job.output)):
-        with contextlib.suppress(OSError):  # opening the file reports the error
+        with contextlib.suppress(OSError):  # JobFiles.open reports the error
             status = os.stat(path)
             if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode) or status.st_size > QUICK_BYTES:
                 return False

@@ -1,4 +1,4 @@
-"""JobOutput: writes the output lines of a job. For a file, a journal is kept, so that the job can be resumed."""
+"""JobOutput: writes the output lines of a job. If the output is a file, a journal is kept, so that the job can be resumed."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class JobOutput:
 
     Args:
         others: maps the option of each other file of the run to its path.
-        given: values that the answers depend on in addition to the model, by kind (input, options) and name;
-            ``--resume`` refuses any difference.
+        given: values, besides the model, that the answers depend on: by kind (input, options), then by name; ``--resume`` refuses
+            to continue if one differs.
 
     Raises:
-        UserError: the output cannot be written, has answers of an earlier run that would be overwritten, or cannot be resumed.
+        UserError: the output cannot be written, has answers of an earlier run that would be overwritten, or belongs to a job that
+            cannot be resumed.
     """
 
     def __init__(self, job: JobOptions, others: dict[str, str], given: dict[str, dict[str, Any]]):
         self._path, self._others, self._given = job.output, others, given
         self._retry_errors = job.retry_errors
         self.digests: dict[int, bytes] = {}
-        """Maps the number of each input line that has an output line to the digest of the input line."""
+        """Maps the number of each input line that has an output line to ``line_digest`` of the input line."""
         self.num_failed = 0
-        """Number of ``digests`` whose output line is an error."""
+        """Number of input lines whose output line is an error."""
         is_file = job.output not in ("", STANDARD) and (not os.path.exists(job.output) or os.path.isfile(job.output))
         wants_more = job.resume or job.retry_errors
         if wants_more and not (is_file and job.input):
@@ -92,7 +93,7 @@ class JobOutput:
         return self._file.is_terminal
 
     def write_text(self, text: str) -> None:
-        """Write text that is not an output line."""
+        """Write text that is not an output line, such as the title of an answer."""
         self._file.write(text)
 
     def write(self, record: dict[str, Any], number: int, digest: bytes = b"", failed: bool = False) -> None:
@@ -118,7 +119,7 @@ class JobOutput:
         """Check that the output file is empty.
 
         Args:
-            wants_more: whether ``--resume`` is given but the journal is missing; the error then says so.
+            wants_more: whether the user gave ``--resume`` but the journal is missing; the error then says so.
 
         Raises:
             UserError: the output has answers of an earlier run.
@@ -159,7 +160,7 @@ class JobOutput:
             )
 
     def _check_fingerprint(self, now: Fingerprint) -> None:
-        """Check that a resumed job with --reproducible has the fingerprint with which it was started.
+        """Check that a resumed job with --reproducible has the fingerprint that it began with.
 
         Raises:
             UserError: a part of the fingerprint differs, so that the bits of the answers would differ.
@@ -175,11 +176,11 @@ class JobOutput:
 
     @property
     def _end(self) -> int:
-        """Length in bytes of the output up to the end of the last line that the journal records."""
+        """Position in the output, in bytes, at which the last line that the journal records ends."""
         return self._journal.entries[-1].end if self._journal.entries else 0
 
     def _cut(self) -> None:
-        """Truncate output and journal after their last complete entry."""
+        """Truncate output and journal after the last line that is complete in both."""
         self._journal.cut()
         self._file.cut(self._end)
 
@@ -187,9 +188,8 @@ class JobOutput:
         return Path(f"{os.path.realpath(self._path)}.rewritten-{number}")
 
     def _remove_failed(self) -> None:
-        """Rewrite output and journal without the lines that have failed. The new journal, which names the new output
-        file, is put in place first. If the process dies before the old output file is replaced, the next run replaces
-        it."""
+        """Rewrite output and journal without the lines that are errors. The new journal, which names the new output file, is put in
+        place first. If the process dies before the old output file is replaced, the next run replaces it."""
         if not any(entry.failed for entry in self._journal.entries):
             return
         header, begin, end = dict(self._journal.header), 0, 0

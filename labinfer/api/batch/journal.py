@@ -1,9 +1,10 @@
-"""Journal of a job: a file next to its output that records which input lines have an output line, and where each output line ends.
+"""Journal of a job: a file next to its output that records which input lines have an output line, and at which position each output
+line ends.
 
-It has a header (a line of JSON) and a record of 32 bytes per output line, written after the line. Whenever the process
-dies, the output up to the position in the last complete record consists of exactly the recorded lines. The next run
-truncates the rest, and computes it again. Written data are in the operating system's page cache: a killed process loses
-nothing, a power failure may lose the last seconds of both files.
+The journal has a header (a line of JSON) and a record of 32 bytes per output line, written after the line. If the process dies, the
+output up to the position in the last complete record consists of exactly the recorded lines. The next run truncates the output
+there, and computes the other lines again. Written data are in the operating system's page cache: a killed process loses no data; a
+power failure may lose the last seconds of output and journal.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ SUFFIX = ".journal"
 MAKE_ROOM = "results written so far are complete: free some disk space, then use --resume"
 DIGEST_BYTES = 8
 FIELDS = struct.Struct(f"<QQ{DIGEST_BYTES}sI")
-"""Fields of a record: number of the input line, end of its output line in bytes, digest of the input line, and whether
-it failed."""
+"""Fields of a record: number of the input line, position in bytes at which the output line ends, digest of the input line, and
+whether the output line is an error."""
 CHECKSUM = struct.Struct("<I")
 """CRC-32 checksum of a record's fields, stored after them."""
 RECORD_BYTES = FIELDS.size + CHECKSUM.size
@@ -57,7 +58,7 @@ class Journal:
     """The open and locked journal of an output file.
 
     Args:
-        reads: whether to read the records of an earlier run; otherwise they are ignored.
+        reads: whether to read the records of an earlier run; if not, the records are ignored.
 
     Raises:
         UserError: the journal cannot be opened, is locked by another run, or is not a journal.
@@ -76,11 +77,11 @@ class Journal:
                 f"--output {output}: another job is writing to it; wait for that job, or give another file"
             ) from None
         except OSError:
-            pass  # a file system without locks
-        if os.fstat(self._fd).st_nlink == 0:  # another run has removed the file between open and lock
+            pass  # the file system has no locks
+        if os.fstat(self._fd).st_nlink == 0:  # another run removed the file after it was opened here
             raise UserError(f"--output {output}: another job was just checking it; try again")
         self.header: dict[str, Any] | None
-        """Options, input and model of the run that began the journal; None if it is empty."""
+        """Options, input and model of the run that began the journal; None if the journal is empty."""
         self.entries: list[JournalEntry]
         """Entries in output order."""
         try:
@@ -112,11 +113,11 @@ class Journal:
             OSError: writing failed; the old content remains.
         """
         new = Path(self.path + ".new")
-        new.unlink(missing_ok=True)  # left by a run that died before the replacement below
+        new.unlink(missing_ok=True)  # left by a run that died before it renamed the file
         line = _header_line(header)
         new.write_bytes(line + b"".join(map(_record, entries)))
         fd = os.open(new, os.O_RDWR | os.O_APPEND)
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(fd, fcntl.LOCK_EX)
         os.replace(new, self.path)
         os.close(self._fd)
@@ -142,8 +143,7 @@ class Journal:
 
 
 def read_journal(path: str) -> tuple[dict[str, Any] | None, list[JournalEntry], int]:
-    """Header, entries, and length of the header in bytes, of a journal file; (None, [], 0) if its header is missing or
-    truncated.
+    """Header, entries, and length of the header in bytes, of a journal file; (None, [], 0) if the header is missing or truncated.
 
     Raises:
         UserError: the file is not a journal of this version.
@@ -151,7 +151,7 @@ def read_journal(path: str) -> tuple[dict[str, Any] | None, list[JournalEntry], 
     """
     with open(path, "rb") as file:
         first = file.readline()
-        if not first.endswith(b"\n"):  # empty, or truncated before any line was answered
+        if not first.endswith(b"\n"):  # the file is empty, or was truncated before any line was answered
             return None, [], 0
         try:
             header = json.loads(first)

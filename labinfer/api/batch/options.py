@@ -12,7 +12,7 @@ PROGRESS = ("auto", "jsonl", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Prompts or a JSONL job, and its output files."""
+    """What to answer (prompts or a JSONL job), and the output files."""
 
     prompt: tuple[str, ...] = option(
         (), "prompt, sent as a user message if the model has a chat template; repeatable", metavar="TEXT"
@@ -53,7 +53,7 @@ class JobOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """The job whose output lines are recomputed."""
+    """The job that ``verify`` checks, and how many of its output lines are recomputed."""
 
     job: str = option(
         "",

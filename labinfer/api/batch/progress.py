@@ -13,7 +13,7 @@ from labinfer.engine.llm_engine import EngineLoad
 from labinfer.observe.progress_line import ProgressLine
 
 JSONL_SECONDS = 1.0
-"""Minimum seconds between two JSON lines."""
+"""Minimum seconds between two JSON lines of progress."""
 
 
 class JobProgress:
@@ -41,11 +41,11 @@ class JobProgress:
 
     @property
     def is_for_machines(self) -> bool:
-        """Whether progress is printed as JSON lines. The last line has the final counts."""
+        """Whether progress is printed as JSON lines. The last JSON line has the final counts."""
         return self._form == "jsonl"
 
     def due(self) -> bool:
-        """Whether enough time has passed since the last ``show`` to call it again."""
+        """Whether to call ``show``: enough time has passed since its last call."""
         if self.is_for_machines:
             return self._clock() - self._last >= JSONL_SECONDS
         return self._form == "auto" and self._line.due()
@@ -60,13 +60,13 @@ class JobProgress:
         generated_tokens: int,
         load: EngineLoad,
     ) -> None:
-        """Show the progress. All counts are of this run; ``num_done`` includes ``num_failed``.
+        """Show the progress. All counts are of this run, not of earlier runs of a resumed job; ``num_done`` includes
+        ``num_failed``.
 
         Args:
             output_tokens: output tokens of answered lines.
             allowed_tokens: sum of ``max_tokens`` of answered lines.
-            generated_tokens: output tokens of answered and running lines: long answers may run for minutes before one
-                finishes.
+            generated_tokens: output tokens of answered and running lines, which grows even while no long answer finishes.
         """
         self._last = self._clock()
         seconds = max(self._last - self._begin, 1e-9)
@@ -82,7 +82,7 @@ class JobProgress:
                 generated_tokens=generated_tokens,
                 load=load,
             )
-            if num_done:  # embeddings have no output tokens
+            if num_done:  # embedding requests have no output tokens
                 seconds_left = num_left / num_done * seconds if estimate is None else estimate
         if self.is_for_machines:
             record = {

@@ -1,4 +1,4 @@
-"""JsonlReader: reads the lines of a job's input, with their numbers."""
+"""JsonlReader: reads the lines of a job's input, and counts them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labinfer.observe.output_file import STANDARD
 STANDARD_INPUT = 0
 MAX_LINES_AHEAD = 1024
 MAX_BYTES_AHEAD = 1 << 26
-"""Maximum number of lines, and of their bytes, that are read ahead of the job; a single line may be longer."""
+"""Maximum number of lines that are read ahead of the job, and maximum of their bytes; a single line may have more bytes."""
 CHUNK_BYTES = 1 << 16
 LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LongLine(NamedTuple):
-    """An input line that exceeds the maximum length: only its length is kept."""
+    """Length of an input line that is longer than allowed; its text is not kept."""
 
     num_bytes: int
 
@@ -38,7 +38,7 @@ class JsonlReader:
         max_line_bytes: maximum length of a line, including its line feed.
 
     Raises:
-        UserError: the file cannot be opened. If it cannot be read, the error is raised during the iteration.
+        UserError: the file cannot be opened. If the open file cannot be read, the iteration raises the error.
     """
 
     def __init__(self, path: str, max_line_bytes: int):
@@ -75,14 +75,14 @@ class JsonlReader:
             raise self._refusal(error) from None
 
     def close(self) -> None:
-        """Close a regular file. A pipe remains open, as its thread may be blocked in a read."""
+        """Close the input if it is a regular file. A pipe remains open, as the thread that reads it may be blocked."""
         if self._arrived is None and self._fd != STANDARD_INPUT:
             os.close(self._fd)
 
     def _lines(self) -> Iterator[bytes | LongLine]:
-        """Yield lines with their line feed. They are read by ``os.read``, so that a thread blocked in a read does not
-        prevent the exit."""
-        line, length = bytearray(), 0  # the incomplete line; its text is dropped once it is too long
+        """Yield lines with their line feeds. Reads by ``os.read``, so that a thread that is blocked in a read does not prevent the
+        exit of the process."""
+        line, length = bytearray(), 0  # the incomplete last line; its text is dropped once it is too long
         while chunk := os.read(self._fd, CHUNK_BYTES):
             for piece in LINE.findall(chunk):
                 length += len(piece)
@@ -97,7 +97,7 @@ class JsonlReader:
             yield bytes(line) or LongLine(length)
 
     def _read_ahead(self) -> None:
-        end: bytes | OSError = b""  # empty marks the end: a line has at least its line feed
+        end: bytes | OSError = b""  # empty at the end of the input: a line has at least its line feed
         try:
             for line in self._lines():
                 with self._has_room:

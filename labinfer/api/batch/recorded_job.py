@@ -1,4 +1,4 @@
-"""RecordedJob: the output of an earlier job with --reproducible, and what its lines are recomputed from."""
+"""RecordedJob: output of an earlier job with --reproducible, and the files and options from which its lines can be recomputed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RecordedJob:
     Args:
         input, output: paths of the job's files.
         run: the run that began the job.
-        model: identity of the files of the model that answered.
+        model: identity of the model that answered.
         entries: journal entry of each output line.
     """
 
@@ -74,7 +74,7 @@ class RecordedJob:
 
         Args:
             path: path of the job's output, or of its report.
-            input: path of the job's input; the recorded path if empty.
+            input: path of the job's input; if empty, the path in the journal.
 
         Raises:
             UserError: a file is missing, is not of a job, or the job did not run with ``--reproducible``.
@@ -116,14 +116,15 @@ class RecordedJob:
             raise UserError(f"{self.output}{SUFFIX} has sampling parameters of another version: {error}") from None
 
     def choose(self, count: int, seed: int) -> list[RecordedLine]:
-        """Draw answered output lines at random, and return them in the order of the input; lines with errors are never drawn.
+        """Choose answered output lines at random, and return them in the order of the input. Lines with errors are never chosen.
 
         Args:
             count: number of lines; all lines if there are fewer.
-            seed: seed of the choice.
+            seed: seed of the random choice.
 
         Raises:
-            UserError: the output has no answered line, is truncated, or a chosen line differs from what the job answered.
+            UserError: the output has no answered line, is truncated, or the input line of a chosen output line is not the one that
+                the job answered.
         """
         records = self._read_output()
         numbers = [index for index, entry in enumerate(self.entries) if not entry.failed]
@@ -142,7 +143,7 @@ class RecordedJob:
         """Output lines, one for each journal entry.
 
         Raises:
-            UserError: the file cannot be read, or has another number of lines.
+            UserError: the file cannot be read, or has more or fewer lines than the journal has entries.
         """
         try:
             text = Path(self.output).read_bytes()
@@ -182,7 +183,7 @@ class RecordedJob:
 
 
 def _reported_output(path: str) -> str:
-    """Path of the output that a job's report names.
+    """Path of the output file that is named in a job's report ``path``.
 
     Raises:
         UserError: ``path`` is not a report of a job with an output file.
@@ -209,8 +210,8 @@ def _reported_output(path: str) -> str:
 
 
 def _find(recorded: str, near: str, what: str) -> str:
-    """Path of a file of the job: the ``recorded`` path, or else a file of that name beside ``near``, as the files may
-    have been moved together. ``what`` names the file in the error.
+    """Path of a file of the job: the path ``recorded`` in the journal or report, or else a file of that name next to ``near``, as
+    the files may have been moved together. ``what`` names the file in the error.
 
     Raises:
         UserError: the file is in neither place.

@@ -31,11 +31,11 @@ def result_record(
     fingerprint: Fingerprint,
     tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
-    """Output record of a finished request, with the token ids of its answers if they are reproducible.
+    """Output record of a finished request, with token ids of the answers if the job has --reproducible.
 
     Args:
         number: number of the input line.
-        fingerprint: value of ``system_fingerprint`` in the body of a batch line.
+        fingerprint: its digest is ``system_fingerprint`` in the body of a batch line.
     """
     if line.prompt_alone:
         output = without_tokens(output)
@@ -89,17 +89,17 @@ def result_record(
 
 
 def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutput], model: str) -> dict[str, Any]:
-    """Output record of an embeddings line. ``outputs`` are in the order of its inputs."""
+    """Output record of an embeddings line. ``outputs`` are in the order of the line's inputs."""
     body = embedding_list(outputs, model, line.embedding.encoding_format)
     return _batch_record(number, line.custom_id, 200, body)
 
 
 def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None) -> str:
-    """Output record as readable text: the prompt and its answers.
+    """Readable text for an output record: the prompt and the answers.
 
     Args:
         number: number of the input line.
-        line: the parsed line; None if it is invalid.
+        line: the parsed line; None if the line is invalid.
     """
     body = record["response"]["body"] if "response" in record else record
     if line is None:
@@ -112,14 +112,14 @@ def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None
 
 
 def _question(line: ParsedLine) -> str:
-    """Prompt of a line as readable text; of a conversation, only its last message."""
+    """Prompt of a line as readable text; for a conversation, only the last message."""
     if isinstance(line.prompt, ChatPrompt):
         return str(line.prompt.messages[-1].get("content", "")) if line.prompt.messages else ""
     return line.prompt.text if isinstance(line.prompt, TextPrompt) else f"{len(line.prompt.token_ids)} token ids"
 
 
 def _prompt_text(line: ParsedLine, output: RequestOutput, tokenizer: Tokenizer | None) -> str:
-    """Text of a line's prompt: as given, or decoded if it was given as messages or token ids."""
+    """Text of a line's prompt: the text in the line, or text decoded from token ids if the line has messages or token ids."""
     if isinstance(line.prompt, TextPrompt):
         return line.prompt.text
     return tokenizer.decode(output.prompt_token_ids) if tokenizer else ""
@@ -145,7 +145,7 @@ def _simple_answer(completion: Completion, message: ChatMessage | None, echoed: 
 
 
 def error_record(number: int, custom_id: str | None, own_id: str | int | None, message: str) -> dict[str, Any]:
-    """Output record of an input line that is invalid."""
+    """Output record of an input line that is invalid or has failed."""
     text = f"line {number}: {message}"
     if custom_id is None:
         return {

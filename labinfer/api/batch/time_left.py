@@ -9,8 +9,8 @@ from labinfer.engine.llm_engine import EngineLoad, RunningAnswer
 class TimeLeft:
     """Estimates the time until a job ends, from its finished and running answers.
 
-    A job does not end before its longest answer. An answer that runs alone at the end generates its remaining tokens at
-    its own speed, whatever the job's throughput was before.
+    A job does not end before its longest answer. Its remaining tokens take as long as this one answer needs for them, whatever the
+    throughput of the job was before.
 
     Args:
         clock: monotonic time in seconds.
@@ -19,7 +19,7 @@ class TimeLeft:
     def __init__(self, clock: Clock):
         self._clock = clock
         self._begin = self._last = clock()
-        self._started: dict[int, float] = {}  # ``seq_id`` to the time of the last estimate before the answer began
+        self._started: dict[int, float] = {}  # ``seq_id`` → time of the last estimate before the answer began
 
     def estimate(
         self,
@@ -34,8 +34,8 @@ class TimeLeft:
         """Estimate the seconds until all lines are done. None until the first token is generated.
 
         Args:
-            num_lines_left: lines that are running, waiting, or unread.
-            num_answered: lines that were answered in this run.
+            num_lines_left: number of lines that are running, waiting or not read yet.
+            num_answered: number of lines that were answered in this run.
             output_tokens: output tokens of answered lines.
             allowed_tokens: sum of ``max_tokens`` of answered lines.
             generated_tokens: output tokens of answered and running lines.
@@ -50,7 +50,7 @@ class TimeLeft:
         tokens_per_line = (generated_tokens + sum(remaining)) / max(1, num_answered + load.num_running_requests)
         tokens_left = sum(remaining) + tokens_per_line * max(0, num_lines_left - load.num_running_requests)
         seconds = tokens_left * (now - self._begin) / generated_tokens
-        speed = max(  # of the fastest answer: others may have begun later than ``_started`` says
+        speed = max(  # speed of the fastest answer: others may have begun later than ``_started`` says
             (answer.num_tokens / max(now - self._started[answer.seq_id], 1e-9) for answer in load.running_answers),
             default=0.0,
         )
@@ -61,8 +61,8 @@ def _remaining_tokens(answer: RunningAnswer, used: float) -> float:
     """Expected number of tokens that a running answer will still generate.
 
     Args:
-        used: fraction of ``max_tokens`` that answered lines have used, from which the length of this answer is
-            predicted. An answer that is already longer is expected to double its length.
+        used: fraction of ``max_tokens`` that answered lines have used, from which the length of this answer is predicted. An answer
+            that is already longer than predicted is expected to double its length.
     """
     expected = used * answer.max_tokens
     if answer.num_tokens < expected:

@@ -1,4 +1,4 @@
-"""Verification of a job: its output lines beside recomputed ones, token by token and log-probability by log-probability."""
+"""Verification of a job: compares its output lines with recomputed lines, token by token and log-probability by log-probability."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from labinfer.launch.fingerprint import KERNELS, SEPARATOR, VERSION, Fingerprint
 from labinfer.weights.identity import Identity, compare
 
 HARMLESS_PARTS = (KERNELS, VERSION)
-"""Parts of a fingerprint that may differ while all answers are still bitwise equal. If only these differ, ``verify`` recomputes lines;
-if any other part differs, it does not."""
+"""Parts of a fingerprint that may differ although all answers are bitwise equal. ``verify`` recomputes lines only if no other part
+differs."""
 CONTENT_KEYS = ("text", "message", "reasoning", "finish_reason", "stop_reason", "score")
 """Fields of a choice that are compared after its tokens and log-probabilities."""
 NOTHING = "nothing"
@@ -35,9 +35,9 @@ class RecomputedLines:
     """Receives the output lines of a ``BatchJob`` in memory, in place of a ``JobOutput``."""
 
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Output lines by the number of their input line, as a file of JSON lines would have them."""
+    """Output lines by the number of their input line, as they would be after writing and reading a JSONL file."""
     digests: dict[int, bytes] = field(default_factory=dict)
-    """Digests of lines that an earlier run has answered, see ``JobOutput.digests``; always empty here."""
+    """Always empty. In a ``JobOutput``, digests of input lines that an earlier run has answered."""
     is_terminal: bool = False
 
     def write(self, record: dict[str, Any], number: int, digest: bytes = b"", failed: bool = False) -> None:
@@ -46,8 +46,8 @@ class RecomputedLines:
 
 
 def describe_changes(job: RecordedJob, now: Fingerprint, model: Identity) -> dict[str, str]:
-    """Describe each part of the fingerprint that differs between the recorded job and now, by the part's name; empty if
-    nothing differs.
+    """For each part of the fingerprint that differs between the recorded job and ``now``, a text that describes the change, by the
+    part's name.
 
     Args:
         now: fingerprint of the loaded model, with the sampling defaults of the job.
@@ -63,7 +63,7 @@ def describe_changes(job: RecordedJob, now: Fingerprint, model: Identity) -> dic
 
 
 def _change(before: str, now: str) -> str:
-    """Describe how a part of a fingerprint changed from ``before`` to ``now``. If the part lists names, only names that
+    """Describe how a part of a fingerprint changed from ``before`` to ``now``. If the part is a list of names, only names that
     differ are shown."""
     old, new = before.split(SEPARATOR), now.split(SEPARATOR)
     gone, added = ([name for name in own if name not in other] for own, other in ((old, new), (new, old)))
@@ -92,7 +92,8 @@ def check_complete(lines: Sequence[RecordedLine], output: str) -> None:
 
 
 def find_difference(recorded: dict[str, Any], new_record: dict[str, Any]) -> Difference | None:
-    """The first difference between a recorded output line and the recomputed one: in tokens, log-probabilities, or text."""
+    """The first difference between a recorded output line and the recomputed one, in tokens, log-probabilities or text; None if
+    they are equal."""
     if (error := _error(new_record)) is not None:
         return Difference("answer", "an answer", error)
     old_vectors, new_vectors = _vectors(recorded), _vectors(new_record)
@@ -120,10 +121,10 @@ def count_compared(record: dict[str, Any]) -> tuple[int, int]:
 
 
 def _first(where: str, before: Sequence[Any], now: Sequence[Any]) -> Difference | None:
-    """The first position, counted from 1, at which two lists differ.
+    """Difference at the first position, counted from 1, at which two lists differ; None if they are equal.
 
     Args:
-        where: name of a position, with ``{}`` for its number.
+        where: text that names a position, with ``{}`` for the position's number.
     """
     for number, (old, new) in enumerate(zip_longest(before, now, fillvalue=NOTHING), 1):
         if old != new:
@@ -140,7 +141,7 @@ def _content_difference(before: dict[str, Any], now: dict[str, Any], of_choice: 
 
 
 def _without_call_ids(value: Any) -> Any:
-    """The value without the ids of tool calls, which are random."""
+    """Copy of the JSON ``value`` without ids of tool calls, which are random."""
     if not isinstance(value, dict) or not isinstance(value.get("tool_calls"), list):
         return value
     calls = [{key: item for key, item in call.items() if key != "id"} for call in value["tool_calls"]]
@@ -162,7 +163,7 @@ def _choices(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _vectors(record: dict[str, Any]) -> list[Any]:
-    """Embeddings of an output line: lists of numbers, or base64 texts. Empty for other lines."""
+    """Embeddings of an output line: lists of numbers, or base64 texts. Empty for an output line of another endpoint."""
     return [item["embedding"] for item in _body(record).get("data") or []]
 
 
@@ -180,7 +181,8 @@ def _flat(vectors: list[Any]) -> list[Any]:
 
 
 def _logprobs(choice: dict[str, Any]) -> list[Any]:
-    """Log-probabilities of a choice by position, in any of the three forms of output lines."""
+    """Log-probabilities of the tokens of a choice, by position. A choice in a simple line, of a chat and of a completion has them
+    in different fields."""
     logprobs = choice.get("logprobs") or []
     if isinstance(logprobs, list):
         return logprobs
