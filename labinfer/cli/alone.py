@@ -1,4 +1,4 @@
-"""RUN_ALONE: functions of commands that can run in a single process without a model, before ranks meet and torch is
+"""RUN_ALONE: functions of commands that can run in one process without a model, before ranks connect and before torch is
 imported."""
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ RUN_ALONE: Mapping[str, Callable[[ParsedCommand], int | None]] = {
     "plan": _run_plan,
     "chat": _run_chat,
 }
-"""Maps the name of a command to a function that runs it in this process alone. The function returns the exit status, or
-None if the command needs the distributed start after all.
+"""Maps the name of a command to a function that runs it in this process alone. The function returns the exit status, or None if the
+command needs all ranks after all.
 
-A function raises ``UserError`` on every rank if flags are inconsistent.
+If flags are inconsistent, the function raises ``UserError`` on every rank.
 """

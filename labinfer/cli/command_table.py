@@ -36,7 +36,7 @@ from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.supervisor.options import SuperviseOptions
 
 REPEATED = ("prompt", "stop", "api_key", "link", "step_sink")
-"""Flags that may be given several times."""
+"""Options whose flag may be given several times."""
 SIMULATED = {
     *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
     *("block_size", "num_kv_blocks", "enable_prefix_caching", "prefix_cache_eviction", "snapshot_interval"),
@@ -45,7 +45,7 @@ SIMULATED = {
 }
 """Engine options that ``launch.py simulate`` takes into account."""
 MEASURING = (ModelOptions, ParallelOptions, CacheOptions, RuntimeOptions)
-"""Option sections of commands that load a model for measurements, and serve no requests."""
+"""Sections of engine options for commands that load a model to measure it, and run no requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,10 @@ class CommandFlags:
 
     Args:
         description: first lines of the command's ``--help``.
-        summary: the command's line in ``launch.py --help``; empty to leave it out there.
+        summary: the command's line in ``launch.py --help``; empty if that does not list the command.
         options: dataclasses whose fields are the command's flags.
         repeated: fields whose flags may be given several times.
-        defaults: defaults that replace those of the dataclasses; an empty string means that the model or its server
-            decides.
+        defaults: defaults that replace those of the dataclasses; an empty string means that the model's files or the server decide.
         left_out: fields of ``options`` that do not become flags of the command.
         positional: field whose value follows the command's name, without a flag; empty for none.
     """
@@ -82,7 +81,7 @@ COMMANDS = {
         summary="serve the OpenAI and Anthropic APIs over HTTP",
         options=(ServerOptions, *SECTIONS),
         repeated=(*REPEATED, "model"),
-        left_out=("trace",),  # a server has no end of a run, at which the trace is written
+        left_out=("trace",),  # a server has no end of the run, when the trace would be written
     ),
     "chat": CommandFlags(
         description="Chat with a model in the terminal: one that these ranks load, or one behind a server (--url). Sampling parameters default "

@@ -24,8 +24,7 @@ from labinfer.cli.command_table import COMMANDS, REPEATED, commands
 from labinfer.cli.short_help import HELP_ALL, HelpAction, format_short_help
 
 HANDLED_FIRST = ("help", "bench")
-"""First words of the command line that are no names of commands, but are handled before the table of commands is
-read."""
+"""First words of a command line that are not in the table of commands: they are handled before the table is read."""
 
 
 def check_command(name: str, command: Callable[..., int], details: Mapping[str, Any]) -> None:
@@ -58,9 +57,9 @@ PLUGIN_HELP = (
     "see docs/extending.md (default: none)"
 )
 PROGRAM = "launch.py"
-"""Name of the program in messages, by default."""
+"""Default name of the program in messages."""
 PROGRAMS = {PROGRAM: ("python launch.py", "launch.py"), "labinfer": ("labinfer", "-m labinfer")}
-"""For each name of the program: the command that starts it in a single process, and the script to give to torchrun."""
+"""For each name of the program: words that start it in one process, and words that follow torchrun's flags."""
 
 
 class UsageError(UserError):
@@ -88,8 +87,8 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Do not accept abbreviations of -tp and -pp, which argparse allows regardless of ``allow_abbrev``: -t 4 would
-        mean -tp 4."""
+        """Overrides argparse's search for abbreviated flags, which ignores ``allow_abbrev`` for -tp and -pp: -t 4 would mean -tp
+        4."""
         return [match for match in super()._get_option_tuples(option_string) if match[1] == option_string[:2]]
 
 
@@ -99,11 +98,10 @@ def program_name(argument: str) -> str:
 
 
 def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
-    """Build the parser of a command in ``commands()``. ``generate`` is the command of a command line without a command
-    word.
+    """Build the parser of a command in ``commands()``. A command line without a command's name is for ``generate``.
 
     Args:
-        program: one of ``PROGRAMS``.
+        program: name of the program in messages, a key of ``PROGRAMS``.
     """
     flags, sections = commands()[command], commands()[command].options
     alone, script = PROGRAMS[program]
@@ -126,25 +124,25 @@ def build_parser(command: str = "generate", program: str = PROGRAM) -> Parser:
         HELP_ALL,
         action=HelpAction,
         describe=parser.format_help,
-        help="explain every option" if is_plain else argparse.SUPPRESS,  # a command's --help does so, too
+        help="explain every option" if is_plain else argparse.SUPPRESS,  # --help of a command does so, too
     )
     parser.add_argument(
         "--version", action="version", help="show the version", version=f"labinfer {labinfer.__version__}"
     )
-    if command != "supervise":  # supervise needs no plugins; the command that it starts has its own flags
+    if command != "supervise":  # supervise needs no plugins: the command that it starts loads them
         parser.add_argument("--plugin", action="append", metavar="FILE|MODULE|NAME", help=PLUGIN_HELP)
     if SamplingOptions in sections:
         sections += sampling_sections()[1:]
     try:
         for section in sections:
             add_options(parser, section, flags.repeated, flags.defaults, flags.left_out, positional=flags.positional)
-    except argparse.ArgumentError as error:  # caused by a plugin: tests exclude a conflict of built-in flags
+    except argparse.ArgumentError as error:  # caused by a plugin; tests exclude conflicts of built-in flags
         raise UsageError(f"a plugin adds a flag that already exists: {error}") from None
     return parser
 
 
 def _describe_program(parser: Parser, program: str) -> str:
-    """Text of the short help, which ``--help`` prints without a command word.
+    """Text of the short help, which ``--help`` prints if the command line names no command.
 
     Args:
         parser: parser of ``generate``.
@@ -184,13 +182,13 @@ def parse_arguments(arguments: list[str], program: str, rank: int = 0) -> tuple[
 
     Args:
         program: name of the program in messages.
-        rank: only rank 0 prints the help.
+        rank: rank of this process; only rank 0 prints the help.
 
     Raises:
         UsageError: the command or a flag is unknown or incomplete.
     """
     with contextlib.ExitStack() as stack:
-        if rank != 0:  # --help is printed once
+        if rank != 0:  # only one rank prints --help
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         if arguments[:1] == ["bench"] and all(word.startswith("-") for word in arguments[1:]):
             parser = build_bench_parser(program)
@@ -231,7 +229,7 @@ def split_command(arguments: list[str]) -> tuple[str, list[str]]:
 
 
 def _check_hyphens(word: str) -> None:
-    """Check that a word does not begin with a typographic dash.
+    """Check that a word of the command line does not begin with a typographic dash.
 
     Raises:
         UsageError: ``word`` begins with a dash in place of a hyphen.
@@ -255,7 +253,7 @@ def add_options(
 
     Args:
         repeated: fields whose flags may be given several times.
-        defaults: defaults that differ from the dataclass's.
+        defaults: defaults that replace those of the dataclass.
         left_out: fields that do not become flags.
         positional: field that is given without a flag.
     """
@@ -273,7 +271,7 @@ def add_options(
         text = f.metadata["help"].replace("%", "%%")
         if "default" not in text:
             text += f" (default: {_describe_default(f.name, default, defaults)})"
-        if hints[f.name] is bool:  # gets a negated flag if it is on by default
+        if hints[f.name] is bool:  # a boolean option that is on by default gets a negated flag
             action = argparse.BooleanOptionalAction if f.default else "store_true"
             group.add_argument(*names, dest=f.name, action=action, default=None, help=text)
             continue
@@ -294,14 +292,14 @@ def add_options(
         action = group.add_argument(
             *names, *aliases, dest=f.name, action=kind, default=None, metavar=metavar, help=text
         )
-        action.option_strings = names  # aliases are accepted, but help and errors name only these
+        action.option_strings = names  # aliases are accepted, but help and errors name only these flags
 
 
 def _describe_default(name: str, default: Any, own: Mapping[str, Any]) -> str:
     """Describe the default of an option in words.
 
     Args:
-        own: defaults of the command; an empty string means that the model decides.
+        own: defaults of the command; an empty string means that the model's files decide.
     """
     if own.get(name) == "":
         return "the model's"

@@ -1,8 +1,8 @@
 """main: the command line's entry point on every rank.
 
-``launch.py [options]`` runs prompts, ``launch.py serve`` and ``chat`` answer users, ``launch.py plan`` shows the layout,
-``launch.py bench …`` measures. No heavy module is imported before the flags are parsed, so that ``--help`` and invalid flags
-answer at once.
+For example, ``launch.py [options]`` runs prompts, ``launch.py serve`` and ``chat`` answer users, ``launch.py plan`` shows the
+layout, ``launch.py bench …`` measures. No heavy module is imported before the flags are parsed, so that ``--help`` and invalid
+flags answer at once.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 EXIT_SECONDS = 10
 """Seconds after which SIGALRM kills a process that hangs in exit handlers of its libraries."""
 SPEAK_SECONDS = 0.3
-"""Seconds by which ranks other than 0 delay their exit after an error: rank 0 prints it first, before the launcher
-kills all ranks."""
+"""Seconds by which ranks other than 0 delay their exit after an error: rank 0 prints the error before the launcher kills all
+ranks."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         _refuse(error)
         return ExitStatus.USAGE
-    die_with_launcher(environment)  # now, as importing torch takes seconds
+    die_with_launcher(environment)  # before torch is imported, which takes seconds
     try:
         status = _run(environment, signals, program, arguments)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             plugin = f"{plugin} (rank {environment.rank} on {environment.node_name})"
         if not (text := explain_by_limit(error) or plugin):
             raise
-        if environment.local_rank == 0:  # other ranks of the machine have this limit or plugin, too
+        if environment.local_rank == 0:  # the machine's other ranks have this limit or plugin, too
             _refuse(UserError(text))
         return ExitStatus.USAGE
     if environment.rank == 0 and environment.supervisor and status < ExitStatus.INTERNAL:  # no fault, no signal
@@ -92,8 +92,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_program() -> typing.NoReturn:
-    """Run the command line, and end the process without spending time on freeing torch's modules."""
-    protect_standard_streams()  # first, as a new file could get a closed standard descriptor
+    """Run the command line, and end the process at once, without freeing torch's modules."""
+    protect_standard_streams()  # first: a new file could get the number of a closed standard descriptor
     interrupt_at_closed_output()
     try:
         status = main()
@@ -102,9 +102,9 @@ def run_program() -> typing.NoReturn:
     except Interrupted as error:
         status = 128 + error.signum
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        raise SystemExit(status)  # Python waits for these threads
+        raise SystemExit(status)  # Python waits for such threads
     atexit._run_exitfuncs()  # includes MPI_Finalize
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed or missing
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output is closed or missing
         try:
             sys.stdout.flush()
         except Interrupted as error:
@@ -128,7 +128,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
                 PLUGINS.load(map(find_plugin, plugins))
         with (
             group.raise_on_all_ranks() if group is not None else contextlib.nullcontext()
-        ):  # rank 0 may run a command here, and must not leave the others waiting
+        ):  # rank 0 may run a command here while the others wait
             chosen = _choose(environment, signals, program, arguments)
     except CollectiveError as error:
         from labinfer.comm.group.failure import leave_agreed
@@ -136,7 +136,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         leave_agreed(error, group)
         return ExitStatus.USAGE
     except UserError as error:
-        if rank == 0:  # every rank has found this error in its flags or files
+        if rank == 0:  # every rank has found this error in the flags or files
             _refuse(error)
         else:  # rank 0 prints the error; the launcher kills it when this rank exits
             time.sleep(SPEAK_SECONDS)
@@ -160,11 +160,11 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
 
         prefetch_weights(environment, options)
     starting = None
-    if rank == 0:  # also if standard error is no terminal: a launcher may stand between
+    if rank == 0:  # also if standard error is no terminal: it may be a launcher's pipe
         seconds = START_SECONDS if environment.world_size > 1 else PLAIN_SECONDS
         text = "stopping all ranks" if refusal else "starting: importing torch"
         starting = Ticker(lambda: text, plain_seconds=math.inf if refusal else seconds)  # after an error, no more lines
-    gc.disable()  # imported modules are no garbage, so collecting during imports only costs time
+    gc.disable()  # imported modules are never garbage, so collecting meanwhile only costs time
     from labinfer.cli.commands.session import Session
     from labinfer.comm.group.failure import end_process_with, leave_agreed
     from labinfer.observe.logs import set_up_logging
@@ -181,7 +181,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
     except CollectiveError as error:
         leave_agreed(error, session.group, is_said=refusal is not None)
         return ExitStatus.USAGE
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
+    except BaseException as error:  # noqa: BLE001 - any exception ends the group
         return end_process_with(error, session.group, session.group is not None or environment.local_rank == 0)
 
 
@@ -190,7 +190,7 @@ def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[st
     of flags.
 
     Raises:
-        UserError: a flag of ``GROUP_SECTIONS`` is invalid, or the ranks cannot meet.
+        UserError: a flag of ``GROUP_SECTIONS`` is invalid, or the ranks cannot connect.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for section in GROUP_SECTIONS:
@@ -208,7 +208,7 @@ def _meet(environment: LaunchEnvironment, arguments: list[str], plugins: list[st
         return join_group(environment, options, plugins)
     except UserError:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the group
+    except BaseException as error:  # noqa: BLE001 - any exception ends the group
         return end_process_with(error, None, environment.local_rank == 0)
 
 
@@ -217,8 +217,8 @@ def _choose(
 ) -> int | tuple[str, EngineOptions, dict[str, Any], UserError | None]:
     """Parse and check the command line. A command that needs neither other ranks nor a model runs here.
 
-    Returns the exit status if the command has run. Otherwise returns its name, the engine options, its other arguments,
-    and an error that only rank 0 has found, or None.
+    Returns the exit status if the command has run. Otherwise returns the command's name, the engine options, the command's other
+    arguments, and an error that only rank 0 has found (or None).
 
     Raises:
         UserError: a flag is invalid, or the model cannot be found; raised on every rank.
@@ -236,7 +236,7 @@ def _choose(
                 write_error(f"labinfer: warning: the quotes in {text} are sent to the model: {QUOTES_HINT}\n")
     if name == "plan" and not getattr(
         args, "auto", False
-    ):  # information on this launch's ranks says little about the planned layout
+    ):  # facts about this launch's ranks say little about the planned layout
         usual["log_level"] = "warning"
     options = EngineOptions.from_flat(usual | given)
     own = check_own(name, args) | ({"models": models} if models else {})
@@ -257,7 +257,7 @@ def _choose(
             environment.world_size,
             ranks=parallel.ranks,
         )
-    if environment.is_one_node and ModelOptions in flags.options:  # other nodes may have files that this node lacks
+    if environment.is_one_node and ModelOptions in flags.options:  # other nodes may have files that are missing here
         for model in models.values() or [options.model.model]:
             _check_model(model, options.model.hub_or(environment.hub), environment)
     if environment.is_one_node and name == "generate":
@@ -273,7 +273,7 @@ def _choose(
             if environment.world_size == 1:
                 raise
             _refuse(error)
-            refusal = error  # the other ranks learn it, and end, once all ranks have met
+            refusal = error  # the other ranks learn of the error, and end, when all ranks have connected
     return name, options, own, refusal
 
 
@@ -282,8 +282,8 @@ def _refuse(error: UserError) -> None:
 
 
 def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
-    """Check that the model exists before torch is imported, which takes seconds. A single rank also looks in the model
-    hub. Several ranks do so only after they have met, as they must wait for the one that downloads the model.
+    """Check that the model exists before torch is imported, which takes seconds. A single rank also looks in the model hub. Several
+    ranks do so only after they have connected, as all wait for the rank that downloads the model.
 
     Raises:
         UserError: there is no such directory, or it has no supported model.
@@ -301,7 +301,7 @@ def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
 
 
 def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own: dict[str, Any]) -> dict[str, Any]:
-    """Open the files and sockets of a command before torch is imported. Returns arguments of the command's ``run``.
+    """Open the files and sockets of a command before torch is imported. Returns them as arguments of the command's ``run``.
 
     Raises:
         UserError: a file cannot be read or written, the server's address is taken, or the folder of the server's files cannot be
@@ -339,5 +339,5 @@ def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own
 
 
 def _import_command(name: str, own: dict[str, Any]) -> Callable[[Session], int]:
-    """Import the module of the command ``name`` with torch, and return the function that runs the command."""
+    """Import the module of the command ``name``, and with it torch, and return the function that runs the command."""
     return functools.partial(REGISTRY.find("command", name), **own)

@@ -1,4 +1,4 @@
-"""Options that the user has given to a command, and the command's own ones, checked."""
+"""check_own: checks the options of one command. given_options: options that the user has set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_own(name: str, args: argparse.Namespace) -> dict[str, Any]:
         job, sampling = check_job(args)
         return {"job": job, "sampling": sampling}
     if name == "chat":
-        sampling, _ = sampling_options(args)  # raises before the model is loaded
+        sampling, _ = sampling_options(args)  # check_files raises before the model is loaded
         return {"own": convert_section(ChatOptions, given_options(args, ChatOptions)), "sampling": sampling}
     own = [
         convert_section(section, given_options(args, section))
@@ -71,7 +71,7 @@ def take_models(args: argparse.Namespace) -> dict[str, str]:
 
 
 def check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
-    """Check the options of a job. Returns them, and the default sampling parameters of its requests."""
+    """Check the options of a job. Returns the options, and the default sampling parameters of the job's requests."""
     job = JobOptions(
         **{name: tuple(value) if name in REPEATED else value for name, value in given_options(args, JobOptions).items()}
     )
@@ -89,8 +89,8 @@ def check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
 
 
 def sampling_options(args: argparse.Namespace) -> tuple[dict[str, Any], SamplingParams]:
-    """Fields of ``SamplingParams`` that the user has set, and the complete ``SamplingParams`` with defaults for all
-    others."""
+    """Fields of ``SamplingParams`` that the user has set, and the complete ``SamplingParams`` in which all other fields have their
+    defaults."""
     sections = sampling_sections()
     hints = {name: hint for section in sections for name, hint in typing.get_type_hints(section).items()}
     given = {

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 
 COLUMNS = 80
-"""Maximum width of the help in columns; it is narrower on a narrow terminal."""
+"""Maximum width of the help in columns; on a narrower terminal the help is as wide as the terminal."""
 COMMAND_COLUMNS, NARROW_COLUMNS = 28, 60
 """Width of the column with the commands, before their summaries. On a terminal narrower than ``NARROW_COLUMNS``, each
 summary gets lines of its own."""
@@ -21,7 +21,7 @@ JOBS = {
     "--prompt TEXT": "answer a prompt (without --model: the bundled model)",
     "--input FILE": "answer every line of a JSONL file",
 }
-"""Maps options that make sense without a command word to descriptions of what they do."""
+"""Descriptions of the options for which no command's name is needed, by option."""
 HELP_ALL = "--help-all"
 
 
@@ -55,9 +55,9 @@ def format_short_help(
     Args:
         description: the first paragraph, after the usage line.
         summaries: one-line summary of each command, by the command as the user types it (``bench KIND``).
-        groups: argparse groups of the options of ``--prompt`` and ``--input``.
+        groups: argparse groups with all options of the command ``generate``.
         alone: command that starts the program without a launcher, for the examples.
-        script: script and module flags that torchrun gets, for the examples.
+        script: words that follow torchrun's flags, for the examples.
     """
     columns = min(COLUMNS, shutil.get_terminal_size((COLUMNS, 0)).columns)
     lines = [f"usage: {program} COMMAND [OPTION …]", "", *_wrap(description, columns), "", "commands:"]
@@ -88,15 +88,14 @@ def _is_listed(action: argparse.Action) -> bool:
 
 
 def _shortest(action: argparse.Action) -> str:
-    """The flag of an option with a single hyphen if there is one, otherwise the flag that is named like the option."""
+    """The flag of an option with a single hyphen if there is one, else the flag with the option's name."""
     flags = action.option_strings
     named = "--" + action.dest.replace("_", "-")
     return next((flag for flag in flags if not flag.startswith("--")), named if named in flags else flags[0])
 
 
 def _wrap(text: str, columns: int, first: str = "", indent: int = 0) -> list[str]:
-    """Break ``text`` into lines of at most ``columns``. The first line begins with ``first``, the others with
-    ``indent`` spaces."""
+    """Break ``text`` into lines of at most ``columns``. The first line begins with ``first``, all others with ``indent`` spaces."""
     return textwrap.wrap(
         text,
         columns,

@@ -21,7 +21,7 @@ def supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
     """Run ``launch.py supervise [flags] -- LAUNCHER … launch.py [serve] …``.
 
     Raises:
-        UserError: a flag of either command is invalid, or the command cannot be restarted.
+        UserError: a flag of ``supervise`` or of the other command is invalid, or the other command cannot be restarted.
     """
     here = arguments.index("--") if "--" in arguments else len(arguments)
     _check_separator(program, arguments[:here], arguments[here + 1 :])
@@ -50,7 +50,7 @@ def supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         raise UserError("supervise restarts serve, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(given_options(args, *SECTIONS))
     if options.model.autotune == "again":
-        again = [*again, "--autotune", "on"]  # after a restart, use the measurements of the first start
+        again = [*again, "--autotune", "on"]  # after a restart, ranks use what the first start measured
     from labinfer.cli.commands.supervise import run
 
     return run(
@@ -70,7 +70,7 @@ def _check_separator(program: str, flags: list[str], command: list[str]) -> None
     """Check that ``--`` separates the flags of ``supervise`` from the command.
 
     Args:
-        flags, command: words before and after the first ``--``.
+        flags, command: words of the command line before and after the first ``--``.
 
     Raises:
         UserError: the command begins before ``--``; the message shows the right command line.

@@ -1,1 +1,1 @@
-"""Bench: benchmarks of an engine; their requests, arrival times, and statistics."""
+"""Bench: benchmarks of an engine, their requests, arrival times and statistics."""

@@ -13,12 +13,12 @@ from labinfer.engine.request import Request
 
 
 def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -> list[float]:
-    """Draw random arrival times of ``count`` requests at ``rate`` per second. In seconds from the first arrival.
+    """Draw random arrival times of ``count`` requests at ``rate`` per second, in seconds from the first arrival.
 
     With an infinite rate, all times are 0.
 
     Args:
-        burstiness: shape of the gamma distribution of the time between arrivals; 1 gives a Poisson process.
+        burstiness: shape parameter of the gamma distribution of times between arrivals; with 1 the arrivals are a Poisson process.
     """
     draw = random.Random(seed)
 
@@ -30,16 +30,16 @@ def arrival_times(count: int, rate: float, seed: int, burstiness: float = 1.0) -
 
 
 def stretch_times(times: list[float], rate: float) -> list[float]:
-    """Scale arrival times so that ``rate`` requests arrive per second on average. Unchanged if ``rate`` is infinite or
-    all times are 0."""
+    """Scale arrival times so that ``rate`` requests arrive per second on average. Returns ``times`` if ``rate`` is infinite or all
+    times are 0."""
     if math.isinf(rate) or not times[-1]:
         return times
     return [when * (len(times) - 1) / (times[-1] * rate) for when in times]
 
 
 class Arrivals:
-    """Iterable of the requests of a benchmark, for ``LLM.run``. It yields each request when it is due, and None until
-    then. Times are in seconds.
+    """Iterable of the requests of a benchmark, for ``LLM.run``. It yields a request when the request is due, and None until then.
+    Times are in seconds.
 
     Args:
         due: arrival time of each request, counted from the start of the iteration.
@@ -50,9 +50,9 @@ class Arrivals:
         self._llm, self._clock, self._requests, self._due = llm, llm.clock, requests, due
         self._max_concurrency = max_concurrency
         self.begin = 0.0
-        """Start of the iteration, on the clock of ``llm``."""
+        """Time at which the iteration started, on the clock of ``llm``."""
         self.late: list[float] = []
-        """Seconds from the time when each request was due until the engine took it, which it does only between
+        """For each request, seconds from the time when it was due until the engine took it. The engine takes requests only between
         steps."""
         self.empty_time = 0.0
         """Seconds in which the engine had no work."""
@@ -75,7 +75,7 @@ class Arrivals:
                 continue
             slept = self._clock()
             if early > 2 * IDLE_SECONDS:
-                yield None  # at None the engine sleeps, and checks signals
+                yield None  # at None, the engine sleeps and checks for signals
             else:
                 self._clock.sleep(early)
             self.empty_time += self._clock() - slept

@@ -16,13 +16,13 @@ class BenchResult:
     text: str
     """Tables to print."""
     values: dict[str, Any]
-    """Figures for the JSON file, with the names of vLLM's benchmarks where these have them."""
+    """Figures for the JSON file. A figure that vLLM's benchmarks also have has vLLM's name."""
     steps: range
-    """Ids of the measured steps, from whose middle the Gantt chart is drawn."""
+    """Ids of the measured steps. The Gantt chart shows steps from the middle of this range."""
 
 
 class Benchmark(Protocol):
-    """A benchmark of an engine. Its methods run on rank 0, first ``prepare``, then ``run``."""
+    """A benchmark of an engine. Rank 0 calls ``prepare``, then ``run``."""
 
     def prepare(self, llm: BenchModel) -> None:
         """Make the benchmark's requests.
@@ -32,5 +32,5 @@ class Benchmark(Protocol):
         """
 
     def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
-        """Run the benchmark with a single call of ``LLM.run``, as the other ranks take part in only one. ``check`` may
-        raise ``Interrupted``."""
+        """Run the benchmark with a single call of ``LLM.run``, as the other ranks take part in only one run. ``check`` may raise
+        ``Interrupted``."""

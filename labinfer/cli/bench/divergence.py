@@ -1,4 +1,4 @@
-"""Divergence: how far a model's predictions differ from a reference model's, per token and on average."""
+"""Divergence: how far the predictions of a model differ from those of a reference model, per token and on average."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import torch
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the predictions of a model differ from a reference model's, on average over the tokens of texts. NaN
-    without tokens."""
+    """How far the predictions of a model differ from those of a reference model, on average over tokens of texts. NaN without
+    tokens."""
 
     tokens: int
     """Number of predicted tokens."""
     reference_perplexity: float
     perplexity: float
-    """``exp`` of the mean negative log-probability that the model gives the text's tokens."""
+    """Perplexity of the model: ``exp`` of the mean negative log-probability of the texts' tokens."""
     kl_divergence: float
     """Mean of KL(reference ‖ model) over the vocabulary, in nats (Kullback and Leibler 1951)."""
     largest_kl_divergence: float
     same_likeliest: float
-    """Fraction of positions at which both models predict the same likeliest token."""
+    """Fraction of positions at which one token is the likeliest in both models."""
 
 
 def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.Tensor) -> torch.Tensor:
@@ -28,9 +28,9 @@ def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.T
     Args:
         reference_BV: logits of the reference model.
         logits_BV: logits of the measured model.
-        next_B: id of the text's next token, for each row.
+        next_B: id of the next token of the text, for each row.
     """
-    # Two models may differ by less than the rounding error of a float32 sum over the vocabulary.
+    # The difference of two models may be below the rounding error of a float32 sum over the vocabulary.
     exact_BV = reference_BV.double().log_softmax(dim=-1)
     ours_BV = logits_BV.double().log_softmax(dim=-1)
     kl_B = (exact_BV.exp() * (exact_BV - ours_BV)).sum(dim=-1)
@@ -40,10 +40,10 @@ def compare(reference_BV: torch.Tensor, logits_BV: torch.Tensor, next_B: torch.T
 
 
 def summarize(compared: torch.Tensor) -> Divergence:
-    """Summarize rows that ``compare`` has returned: (tokens, 4)."""
+    """Means over rows that ``compare`` has returned: (tokens, 4)."""
     reference, ours, kl, same = compared.mean(dim=0).tolist()
     largest = compared[:, 2].max().item() if len(compared) else float("nan")
-    perplexities = torch.tensor([reference, ours], dtype=torch.float64).exp().tolist()  # may be infinite
+    perplexities = torch.tensor([reference, ours], dtype=torch.float64).exp().tolist()  # the result may be infinite
     return Divergence(
         tokens=len(compared),
         reference_perplexity=perplexities[0],

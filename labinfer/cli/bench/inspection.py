@@ -1,4 +1,4 @@
-"""Inspection: errors of a model against a reference, per matrix and after each layer."""
+"""Inspection: errors of a model relative to a reference model, for each weight matrix and after each layer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch import nn
 from labinfer.models.layers.matrix import Matrix
 
 SAMPLE_TOKENS = 256
-"""Maximum number of tokens, from the first step, whose activations are kept for comparisons."""
+"""Maximum number of tokens of the first step whose activations are kept for comparisons."""
 COLUMNS = 128
-"""Number of columns of a weight matrix that are compared at a time, to bound the memory: with a large vocabulary a
-column has many rows."""
+"""Number of columns of a weight matrix that are compared at a time, to bound the memory (an LM head has as many rows as the
+vocabulary has tokens)."""
 DECODER_LAYER = re.compile(r"\.(layers\.\d+)$")
 
 
 class ErrorSums(msgspec.Struct, frozen=True, array_like=True):
-    """Squared numerator and denominator of a relative error, ``(error / size) ** 0.5``. Both can be summed over ranks."""
+    """Squared numerator and denominator of a relative error, ``(error / size) ** 0.5``. ``error`` and ``size`` can be summed over
+    ranks."""
 
     error: float
     """Squared norm of the difference."""
@@ -58,7 +59,7 @@ class ActivationSample:
     @classmethod
     @contextmanager
     def taken(cls, model: nn.Module) -> Iterator[ActivationSample]:
-        """Context in which a sample is taken of the activations of ``model``'s first step."""
+        """Context in which the activations of ``model``'s first step are recorded in the yielded sample."""
         sample, hooks = cls(), []
         for name, module in model.named_modules():
             if layer := DECODER_LAYER.search(name):
@@ -82,14 +83,15 @@ class ActivationSample:
 
 
 def layer_errors(ours: ActivationSample, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Relative error of the hidden states after each layer, by layer name; errors accumulate over the layers."""
+    """Relative error of the hidden states after each layer, by layer name. The error after a layer includes the errors of earlier
+    layers."""
     return {name: ErrorSums.compare(ours.layers[name], hidden_TD) for name, hidden_TD in exact.layers.items()}
 
 
 @torch.inference_mode()
 def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums]:
-    """Relative error ‖W − Ŵ‖ / ‖W‖ of every weight matrix, by name. Ŵ is the dequantized matrix that its products
-    compute with."""
+    """Relative error ‖W − Ŵ‖ / ‖W‖ of every weight matrix, by name. W is the matrix in ``reference``, Ŵ the dequantized matrix in
+    ``model``."""
     errors = {}
     for name, ours, exact in _matrices(model, reference):
         errors[name] = NOTHING
@@ -101,8 +103,7 @@ def weight_errors(model: nn.Module, reference: nn.Module) -> dict[str, ErrorSums
 
 @torch.inference_mode()
 def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSample) -> dict[str, ErrorSums]:
-    """Relative error of every weight matrix's output for the input that it has in the reference run (``exact``), by
-    matrix name."""
+    """Relative error of the product of every weight matrix with the inputs of the reference run (``exact``), by matrix name."""
     errors = {}
     for name, ours, theirs in _matrices(model, reference):
         if name in exact.inputs:
@@ -112,8 +113,8 @@ def product_errors(model: nn.Module, reference: nn.Module, exact: ActivationSamp
 
 
 def input_peaks(exact: ActivationSample) -> dict[str, ErrorSums]:
-    """For each weight matrix, the largest absolute value in a token's input, divided by the input's root mean square.
-    The rounding error of int8 activations is proportional to it."""
+    """For each weight matrix, the largest absolute value of a token's inputs, divided by the root mean square of the inputs. The
+    rounding error of int8 activations is proportional to this ratio."""
     peaks = {}
     for name, x_TI in exact.inputs.items():
         wide_TI = x_TI.double()

@@ -1,4 +1,4 @@
-"""LatencyBenchmark (``launch.py bench latency``): runs a batch of fixed size repeatedly."""
+"""LatencyBenchmark (``launch.py bench latency``): runs a batch of a fixed number of requests again and again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labinfer.observe.gantt import NUM_STEPS
 
 
 class LatencyBenchmark:
-    """Latency of a batch, from its first request to its last token, and TTFT and TPOT of its requests.
+    """Latency of a batch, from the arrival of the first request to the last token of the batch, and TTFT and TPOT of the requests.
 
     Every repetition has other prompts, so that the prefix cache has no hits.
     """

@@ -18,11 +18,11 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """Times of one request, in seconds from the moment when it was sent."""
+    """Times of one request, in seconds after it was sent."""
 
     first_token: float
     per_output_token: float
-    """Mean time per token after the first one (TPOT); 0 for a single token."""
+    """Time per output token after the first (TPOT); 0 for an answer of one token."""
     end: float
     prompt_tokens: int
     output_tokens: int
@@ -30,12 +30,11 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Times of all requests of a measurement, in seconds, and totals."""
+    """Times of all requests of a measurement, in seconds, and sums over them."""
 
     requests: list[RequestTimes]
     between_tokens: list[float]
-    """Inter-token latencies of all answers, each from a piece of one or more tokens to the next piece; empty without
-    streaming."""
+    """Seconds between two pieces (of one or more tokens) of an answer, over all answers; empty without streaming."""
     duration: float
     """Seconds from the first arrival to the last token."""
     steps: range
@@ -52,7 +51,7 @@ class LoadTimes:
 
 class Load:
     """Makes the requests of a measurement, from ``--num-prompts``, ``--dataset`` or ``--workload``, and runs them after
-    ``--num-warmups`` other requests."""
+    ``--num-warmups`` warm-up requests."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions, load: LoadOptions):
         maker = RequestMaker(llm, options)
@@ -74,7 +73,7 @@ class Load:
         """Run all requests and measure their times.
 
         Args:
-            due: arrival time of each request, in seconds from the start.
+            due: arrival time of each request, in seconds from the start of the run.
             streams: whether answers are delivered token by token, as to a streaming client.
         """
         arrivals = Arrivals(self._llm, self.requests, due, max_concurrency)

@@ -1,4 +1,4 @@
-"""BenchModel: the part of ``LLM``'s interface that benchmarks use. The simulator implements it as well."""
+"""BenchModel: the part of ``LLM``'s interface that benchmarks use. The simulator implements this part, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labinfer.requests.prompts import PromptLike
 
 
 class BenchModel(Protocol):
-    """A model as benchmarks use it on rank 0; see ``LLM`` for the members."""
+    """A model (or a simulated one) as benchmarks use it on rank 0. Members have the meanings that they have in ``LLM``."""
 
     clock: Clock
     spec: EngineSpec

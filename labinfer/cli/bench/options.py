@@ -1,4 +1,4 @@
-"""Options of the benchmarks. The classes become command-line flags like those of ``labinfer.base.config``."""
+"""Options of the benchmarks. Fields of the classes become command-line flags, like the options in ``labinfer.base.config``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """A fixed batch, run repeatedly."""
+    """Size of the batch that ``bench latency`` runs again and again, and number of repetitions."""
 
     batch_size: int = option(8, "requests in the batch", metavar="N", least=1)
     num_iters_warmup: int = option(2, "warm-up batches, which are not measured", metavar="N")
@@ -40,7 +40,7 @@ class LatencyOptions:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Number and source of the requests."""
+    """Number of the requests of a benchmark, and the file that they come from."""
 
     num_prompts: int = option(100, "measured requests", metavar="N", least=1)
     num_warmups: int = option(1, "random warm-up requests, which are not measured", metavar="N")
@@ -80,7 +80,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Arrival times of the requests, and latency targets."""
+    """Arrival times of the requests of a benchmark, and limits of their latencies."""
 
     request_rate: float = option(
         float("inf"),
@@ -109,7 +109,7 @@ class ServeOptions:
             raise UserError(f"--request-rate must be above 0, not {self.request_rate:g}")
         if not self.burstiness > 0:
             raise UserError(f"--burstiness must be above 0, not {self.burstiness:g}")
-        _ = self.goals  # raises now, before a model is loaded
+        _ = self.goals  # checks --goodput before a model is loaded
 
     @property
     def goals(self) -> dict[str, float]:
@@ -134,7 +134,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class AccuracyOptions:
-    """Evaluation text and reference model."""
+    """Evaluation texts and reference dtype of ``bench accuracy``."""
 
     text: str = option(
         "",
@@ -165,7 +165,7 @@ class CheckDeviceOptions:
 
 @dataclass(frozen=True)
 class FunctionBenchOptions:
-    """Output files of the measurements."""
+    """Output files of ``bench functions``."""
 
     output_json: str = option("", "also write the results to this JSON file", metavar="FILE")
     plot: str = option(

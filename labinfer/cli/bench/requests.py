@@ -1,4 +1,4 @@
-"""RequestMaker: makes the requests of a benchmark on rank 0, before anything runs, so that errors show at once."""
+"""RequestMaker: makes all requests of a benchmark on rank 0 before the first one runs, so that errors show at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from labinfer.requests.prompts import TokensPrompt
 WARM_UP = -1
 """``Request.key`` of warm-up requests, which are excluded from the measurement."""
 SHARED_BLOCK = 512
-"""Tokens per prompt block with a hash id in a Mooncake trace."""
+"""Number of prompt tokens to which one hash id in a Mooncake trace belongs."""
 
 
 class RequestMaker:
-    """Makes requests for benchmarks: random ones, or from files. They depend on the seed, not on the layout."""
+    """Makes requests for benchmarks: with random prompts, or from files. The requests depend on the seed and not on the layout."""
 
     def __init__(self, llm: BenchModel, options: BenchOptions):
         self._llm, self._options = llm, options
@@ -73,11 +73,11 @@ class RequestMaker:
         return requests
 
     def workload(self, path: str, count: int) -> tuple[list[Request], list[float] | None]:
-        """Read the first ``count`` requests of a file with request lengths. Returns the requests (keys count from 0)
-        and their arrival times in seconds from the first one; None if the file has no arrival times.
+        """Read the first ``count`` requests of a file with request lengths. Returns the requests (keys count from 0) and their
+        arrival times in seconds from the first arrival (None if the file has no arrival times).
 
-        Prompt blocks with equal hash ids have equal tokens, so that the prefix cache can hit. Parts of prompts that
-        were cache hits in the trace are equal, too.
+        Prompt blocks with equal hash ids have equal tokens, so that the prefix cache can hit. Parts of prompts that the trace
+        counts as cache hits also have equal tokens.
 
         Raises:
             UserError: the file cannot be read, or a request is too long for the model.
@@ -92,8 +92,8 @@ class RequestMaker:
         return requests, None if None in arrivals else [when - arrivals[0] for when in arrivals]
 
     def _shared_prompt(self, request: RequestLengths) -> list[int]:
-        """Token ids of the prompt prefix that ``request`` shares with others: its blocks with hash ids, or else the
-        first ``request.cached`` tokens of a text common to all requests."""
+        """Token ids of the prompt prefix that ``request`` shares with other requests: its blocks with hash ids, or else the first
+        ``request.cached`` tokens of a text common to all requests."""
         if request.hash_ids:
             blocks, length = map(self._shared_block, request.hash_ids), request.prompt
         else:
@@ -108,7 +108,7 @@ class RequestMaker:
 
 
 def until_idle(llm: BenchModel) -> Iterator[None]:
-    """Yield None as long as the engine has work: passed to ``LLM.run``, it completes open requests without adding
-    any."""
+    """Yield None as long as the engine has work. If it is the ``requests`` of ``LLM.run``, open requests are completed and none is
+    added."""
     while llm.engine.has_work:
         yield None

@@ -1,4 +1,5 @@
-"""run_texts: runs given texts through a loaded model on all its ranks, to score them; nothing is sampled."""
+"""run_texts: runs given texts through a loaded model on all its ranks, without sampling, to compare the predictions with the
+texts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.rank_runtime import RankRuntime
 
 STEP_TOKENS = 512
-"""Maximum tokens of a step with several texts. A longer text gets a step to itself."""
+"""Maximum tokens of a step with several texts. A text with more tokens is a step of its own."""
 LOGITS_ROWS = 64
 """Number of tokens whose logits are computed at a time: a float64 row of a large vocabulary takes more than 1 MB."""
 
@@ -23,7 +24,7 @@ Text = Sequence[int]
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Texts, grouped in order into steps of up to ``STEP_TOKENS`` tokens."""
+    """Texts, grouped into steps of up to ``STEP_TOKENS`` tokens."""
 
     steps: list[list[Text]]
     block_size: int
@@ -67,8 +68,8 @@ class TextBatches:
             yield BatchPlan(step_id=step_id, starts=starts, finished=[], moves=[], entries=entries)
 
     def predictions(self) -> Iterator[tuple[list[int], list[int]]]:
-        """For each step, yield the indices of its tokens that have a next token in their text, and the ids of these
-        next tokens."""
+        """For each step, yield the indices of tokens that are not the last of their text, and the ids of the tokens that follow
+        them."""
         for step in self.steps:
             rows, next_ids, first = [], [], 0
             for text in step:
@@ -82,16 +83,16 @@ class TextBatches:
 
 
 def run_texts(group: RankGroup, parts: RankRuntime, steps: TextBatches) -> list[torch.Tensor]:
-    """Run all steps. Returns the final hidden states of each step, (T, D), on ranks of the last stage; an empty list on
-    others. Collective."""
+    """Run all steps. On ranks of the last stage, returns the final hidden states of each step, (T, D); on other ranks, an empty
+    list. Collective."""
     worker, is_last = parts.worker, parts.layout.topology.is_last(parts.place.stage)
     states = []
-    with group.progress.without_limit():  # no timeout: a stage may be much slower than the previous stage
+    with group.progress.without_limit():  # no timeout: a stage may be much slower than the one before
         for plan in steps.plans():
             _, hidden_TD = worker.run_layers(plan, worker.post(plan.step_id, plan.num_tokens), all_rows=True)
             worker.runner.forget([entry.seq_id for entry in plan.entries])
             if is_last:
-                states.append(hidden_TD.clone())  # a copy, as the next step may reuse this memory
+                states.append(hidden_TD.clone())  # a copy, as the next step may overwrite the memory
             else:
                 parts.pipeline.send_activations(plan.step_id, hidden_TD)
         worker.stop()
@@ -108,7 +109,7 @@ def compare_runs(
 ) -> torch.Tensor | None:
     """Compare two runs by ``divergence.compare``, for every token but the first of each text: (tokens, 4).
 
-    Collective over the ranks that have hidden states. The first of them returns the result, all others None.
+    Collective over the ranks that have hidden states. The first of these ranks returns the result, all others None.
     """
     if not states:
         return None

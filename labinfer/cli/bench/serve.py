@@ -18,15 +18,15 @@ MEASURES: dict[str, Callable[[RequestTimes], float]] = {
     "tpot": lambda times: times.per_output_token,
     "e2el": lambda times: times.end,
 }
-"""For each latency that ``--goodput`` limits: function that gets it, in seconds, from the times of a request."""
+"""Name of each latency that ``--goodput`` can limit → function that returns the latency, in seconds, of a request."""
 
 
 class ServeBenchmark:
     """Latencies under load: time to first token (TTFT), per output token (TPOT), between tokens (ITL), and end to end
     (E2EL).
 
-    Times count from the moment when a request is sent: its arrival time, or later if ``--max-concurrency`` delays it.
-    Goodput (Zhong et al. 2024, DistServe) is the rate of requests that meet all latency limits.
+    Times count from the moment when a request is sent: its arrival time, or a later time if ``--max-concurrency`` delays the
+    request. Goodput (Zhong et al. 2024, DistServe) is the rate of requests that meet all latency limits.
     """
 
     def __init__(self, options: BenchOptions, load: LoadOptions, serve: ServeOptions):
@@ -71,7 +71,7 @@ class ServeBenchmark:
         return BenchResult(text, values, times.steps)
 
     def _arrivals(self) -> list[float]:
-        """Arrival time of each request, in seconds from the first one."""
+        """Arrival time of each request, in seconds from the first arrival."""
         load, serve = self._load, self._serve
         if load.arrivals is not None:
             return stretch_times(load.arrivals, serve.request_rate)

@@ -1,4 +1,4 @@
-"""spread: mean, median and percentiles of a list of times, as benchmarks print them."""
+"""spread: mean, median and percentiles of a list of times, as benchmarks print these."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def spread_keys(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, median and percentiles of ``seconds`` in milliseconds, by the keys of vLLM's JSON files: ``{"mean_ttft_ms":
-    …}`` for the name ``ttft``."""
+    """Mean, median and percentiles of ``seconds`` in milliseconds, with the keys of vLLM's JSON files: for the name ``ttft``,
+    ``{"mean_ttft_ms": …}``."""
     return {f"{statistic}_{name}_ms": round(1000 * value, 3) for statistic, value in spread(seconds).items()}
 
 
 def spread_table(rows: dict[str, Sequence[float]]) -> str:
-    """Table of mean, median and percentiles in milliseconds, with a row for each name in ``rows`` and its values in
-    seconds; rows without values are left out."""
+    """Table with mean, median and percentiles, in milliseconds, of each entry of ``rows`` (name → values in seconds). Entries
+    without values are left out."""
     spreads = {name: spread(seconds) for name, seconds in rows.items() if seconds}
     cells = [
         (name, *(round(1000 * values[statistic], 2) for statistic in STATISTICS)) for name, values in spreads.items()

@@ -36,7 +36,7 @@ class ThroughputBenchmark:
 
 
 def rates_table(times: LoadTimes) -> str:
-    """Table of a run's numbers of requests and tokens, and of their rates per second."""
+    """Table with the numbers of requests and tokens of a run, and their rates per second."""
     seconds = times.duration
     counts = {
         "requests": len(times.requests),

@@ -1,4 +1,5 @@
-"""``launch.py plan --auto``: the best layout for machines probed earlier (they need not be running), or for those of this launch."""
+"""``launch.py plan --auto``: the best layout for machines probed earlier (they need not be running), or for the machines of this
+launch."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def run(options: EngineOptions, own: PlanOptions) -> int:
 
 
 def run_here(session: Session, own: PlanOptions) -> int:
-    """Probe the machines of this launch, then plan for them like ``run``. Collective.
+    """Probe the machines of this launch, then plan for them as ``run`` does for probed machines. Collective.
 
     Raises:
         CollectiveError: an error of ``run``, or a machine cannot be probed; raised on every rank.

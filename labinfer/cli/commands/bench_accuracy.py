@@ -1,8 +1,8 @@
-"""``launch.py bench accuracy``: the loss of quality by dtypes, quantized weights and KV cache dtypes.
+"""``launch.py bench accuracy``: loss of quality by dtypes, quantized weights and KV cache dtypes.
 
-Texts are run through the model in float32 (the reference), and then through each variant of it. Predictions are
-compared at every token, over the whole vocabulary. The reference stays loaded. Only the final hidden states of its run
-are kept; its LM head computes the logits again, a few rows at a time.
+Texts are run through the model in float32 (the reference), and then through each variant of the model. Predictions are compared at
+every token, over the whole vocabulary. The reference model stays loaded. Of its run, only the final hidden states are kept; for
+each variant, its LM head computes the logits again, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ logger = logging.getLogger(__name__)
 HELD_OUT = Path(__file__).parents[2] / "assets" / "held-out" / "conversations.jsonl"
 """Conversations that the bundled models were not trained on: ``tools/demo_model/held_out.py``."""
 LONGEST_TEXT = 1024
-"""Maximum tokens of a text, unless ``--max-model-len`` is given; longer texts are cut into parts."""
+"""Maximum number of tokens of a text, unless ``--max-model-len`` is given. Longer texts are cut into parts."""
 
 
 class Inspected(msgspec.Struct):
-    """Errors of one variant against the reference, by the name of the weight matrix or layer; see
+    """Errors of one variant relative to the reference, by the name of the weight matrix or layer; see
     ``cli/bench/inspection.py``."""
 
     weights: dict[str, ErrorSums] = {}
@@ -63,7 +63,7 @@ class Inspected(msgspec.Struct):
 
 
 class RankReport(msgspec.Struct):
-    """Measurements of one variant, on one rank or merged over all ranks."""
+    """Results for one variant, of one rank or merged over all ranks."""
 
     weight_bytes: int
     inspected: Inspected
@@ -103,7 +103,7 @@ def choose_variants(options: EngineOptions, own_dtype: str) -> tuple[Variant, ..
     """The variant that the options select; all variants if they select none.
 
     Args:
-        own_dtype: the checkpoint's dtype, for which ``--dtype auto`` stands.
+        own_dtype: the checkpoint's dtype, that ``--dtype auto`` selects.
     """
     model = options.model
     given = Variant(model.dtype, model.quantization, model.quantization_group_size, options.cache.kv_cache_dtype)
@@ -174,8 +174,8 @@ class AccuracyBench:
             options,
             model=dataclasses.replace(options.model, max_model_len=longest),
             cache=dataclasses.replace(options.cache, num_kv_blocks=self._steps.num_blocks),
-            # No scheduler runs: step times need not be measured, nor host memory reserved for swapping.
-            # A text runs in one step, so that all layers have all its tokens.
+            # No scheduler runs, so step times need not be measured, nor host memory reserved for swapping.
+            # A text is one step, so that every layer has all its tokens.
             scheduler=dataclasses.replace(
                 options.scheduler,
                 max_inflight=1,
@@ -192,7 +192,7 @@ class AccuracyBench:
         self._reference_states, self._reference_sample = self._run(self._reference)
 
     def measure(self, variants: Sequence[Variant]) -> dict[Variant, RankReport]:
-        """Measure every variant. Returns the report of each, merged over all ranks."""
+        """Measure every variant. Returns the report of each variant, merged over all ranks."""
         reports = {}
         for number, variant in enumerate(variants, start=1):
             self._say("variant %d of %d: %s", number, len(variants), variant.name)
@@ -208,7 +208,7 @@ class AccuracyBench:
             inspected.weights = weight_errors(model, reference)
             inspected.products = product_errors(model, reference, self._reference_sample)
             inspected.input_peaks = input_peaks(self._reference_sample)
-            if parts.place.tp_rank == 0:  # the hidden states are equal on all ranks of a stage
+            if parts.place.tp_rank == 0:  # hidden states are equal on all ranks of a stage
                 inspected.layers = layer_errors(sample, self._reference_sample)
         report = RankReport(weight_bytes(model), inspected)
         compared = compare_runs(self._steps, self._reference, self._reference_states, parts, states)
@@ -238,7 +238,7 @@ class AccuracyBench:
 
     def _merge(self, mine: RankReport) -> RankReport:
         """Merge this rank's report with those of all other ranks."""
-        with self._group.progress.without_limit():  # no timeout: the last stage may still compute logits
+        with self._group.progress.without_limit():  # no timeout: ranks of the last stage may still compute logits
             parts = self._group.comm.all_gather_bytes(msgspec.msgpack.encode(mine))
         whole = RankReport(0, Inspected())
         for data in parts:

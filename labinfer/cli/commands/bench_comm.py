@@ -1,4 +1,4 @@
-"""``launch.py bench comm``: latency and bandwidth of communication between these ranks, by message size and transport.
+"""``launch.py bench comm``: latency and bandwidth of communication between the ranks of this launch, by message size and transport.
 
 Measures the operations of a run: the all-reduce of a layer, the gather of logits, sending activations to the next rank,
 and commands from rank 0. The transport is MPI under mpirun, and gloo (or the accelerator's library) under torchrun. For
@@ -29,8 +29,8 @@ from labinfer.observe.progress_line import START_SECONDS, Ticker
 from labinfer.observe.table import format_bytes, format_table
 
 SIZES = (64, 7 * 1024, 57 * 1024, 230 * 1024, 920 * 1024, 7 * 1024 * 1024)
-"""Message sizes in bytes, from less than one token's activations to a chunk of thousands of tokens (1.8 KB each in 16
-bits, for a 0.5B model)."""
+"""Message sizes in bytes, from less than the activations of one token to those of a chunk of thousands of tokens (1.8 KB per token
+for a 0.5B model in 16 bits)."""
 SECONDS_PER_CASE = 0.3
 MIN_ROUNDS, MAX_ROUNDS = 5, 2000
 
@@ -85,8 +85,8 @@ def _measure(
         comm: communicator of the launcher's transport.
         shared: communicator that uses shared memory within a machine; ``comm`` on accelerators.
         host: communicator for tensors in host memory.
-        messages: pairs of communicator and control channel: of the transport, and of shared-memory rings (for small
-            messages) if there are any.
+        messages: pairs of communicator and control channel: one of the transport, and one of shared-memory rings (for small
+            messages) if the ranks have such rings.
     """
     rows = []
     for size in SIZES:
@@ -113,7 +113,7 @@ def _measure(
 
 
 def _ping_pong(comm: Communicator, data: torch.Tensor) -> None:
-    """Send ``data`` from rank 0 to the last rank and back. The other ranks do nothing."""
+    """Send ``data`` from rank 0 to the last rank and back. All other ranks do nothing."""
     last = comm.size - 1
     if comm.rank == 0:
         sent = comm.isend(data, last)
@@ -135,11 +135,11 @@ def _command(channel: ControlChannel, rank: int, size: int) -> None:
 
 
 def _median_time(call: Callable[[], None], comm: Communicator, device: torch.device) -> float:
-    """Median time of ``call`` in seconds. Rank 0 chooses the number of repetitions from the first few."""
+    """Median time of ``call`` in seconds. Rank 0 times a few calls, and chooses the number of repetitions by them."""
 
     def complete() -> None:
         call()
-        if device.type != "cpu":  # accelerators: calls only enqueue work
+        if device.type != "cpu":  # on accelerators, a call only enqueues work
             torch.accelerator.synchronize(device)
 
     comm.barrier()

@@ -1,4 +1,4 @@
-"""``launch.py bench latency``, ``throughput`` and ``serve``: rank 0 measures, and the other ranks take part in its steps."""
+"""``launch.py bench latency``, ``throughput`` and ``serve``: rank 0 measures, and the other ranks take part in the steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(session: Session, kind: str, options: list) -> int:
             announce({session.options.model.model: llm})
             benchmark.prepare(llm)
     session.signals.running = True
-    with group.raise_on_all_ranks():  # rank 0 may fail to write, and must not leave the other ranks waiting
+    with group.raise_on_all_ranks():  # rank 0 may fail to write; then the other ranks must not wait for it
         if group.rank == 0:
             figures = _measure(llm, session, benchmark, file)
             if figures and own.plot:
@@ -77,7 +77,7 @@ def _measure(llm: LLM, session: Session, benchmark: Benchmark, file: OutputFile 
     except Interrupted:
         logger.info("interrupted; no results")
         return None
-    if file is not None:  # the file first: printing the table fails if nobody reads it
+    if file is not None:  # the file before the table, as printing fails if the reader is gone
         file.begin()
         file.write(json.dumps(_record(llm, session, figures), indent=2) + "\n")
     OutputFile(STANDARD).write(f"{figures.text}\n\nenergy: {llm.report.energy().describe()}\n")

@@ -1,7 +1,7 @@
 """``launch.py bench functions``: times of every implementation of every function, compared with the machine's roofline limits.
 
-Sizes are those of this rank's shard of a model; its weights are not needed. All ranks measure at the same time, as they
-compute in a run; rank 0 prints its own results.
+Sizes are those of the rank's shard of a model, whose weights are not needed. All ranks measure at one time, as all compute in a
+run; rank 0 prints its own results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
 SECONDS = 0.2
-"""Seconds in which all implementations of a function are timed at one number of rows."""
+"""Seconds for timing all implementations of a function at one number of rows."""
 HEADER = ("rows", "implementation", "us", "GB/s", "GFLOP/s", "% memory", "% compute", "auto")
 """Columns of the table of a function; ``% memory`` and ``% compute`` are relative to the ``RooflineLimits``."""
 
@@ -127,8 +127,7 @@ def describe_limits(limits: RooflineLimits) -> str:
 
 
 def figures_table(figures: list[Figure]) -> str:
-    """A table of figures for each function and kind of weights, as text; a star marks the implementation that a run
-    would use."""
+    """Text with a table for each function and kind of weights; a star marks the implementation that a run would use."""
     rows: dict[str, list[tuple]] = {}
     for figure in figures:
         title = figure.function + f", {figure.weights} weights" * (figure.weights != "none")

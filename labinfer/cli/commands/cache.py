@@ -1,4 +1,4 @@
-"""``launch.py cache``: lists or removes the packed weights that are cached on disk; no torch."""
+"""``launch.py cache``: lists or removes packed weights that are cached on disk. Does not import torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _describe(cache: WeightCache, now: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Age in words, such as "3 days", from `seconds`."""
+    """Text for an age of ``seconds``, such as "3 days"."""
     for unit, name in UNITS:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name} ago"

@@ -1,4 +1,4 @@
-"""Engine options of a model after a layout change while it is served, and checks that ranks keep their devices."""
+"""changed_options: engine options of a served model after a layout change; check_devices: checks that ranks keep their devices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def changed_options(
     Raises:
         UserError: a field of ``change`` is invalid, or is given together with ``plan``.
     """
-    options = replace(options, planned_blocks=0)  # these were planned for the previous layout
+    options = replace(options, planned_blocks=0)  # planned for the layout before the change
     parallel, model = options.parallel, options.model
     if change.plan is not None:
         if change.moves or change.dtype is not None or change.quantization is not None:
@@ -57,9 +57,9 @@ def kept_machines(
     """Machine name and device of each rank, with which ``plan_options`` applies ``plan`` so that every rank keeps its
     device.
 
-    Machine names are node names, unless the plan has others: then they come from ``machine_names``. The list of devices
-    is empty if ``--device`` has a single value. If it has one per stage, spare ranks get a machine name that no plan
-    has, so that they are not used.
+    Machine names are node names. If the plan has other names, ``machine_names`` gives them. The list of devices is empty if
+    ``--device`` has a single value. If ``--device`` has a value per stage, spare ranks get a machine name that no plan has, so that
+    the plan does not use them.
 
     Args:
         options: engine options before the change.
@@ -99,6 +99,6 @@ def check_devices(before: Layout, after: Layout) -> None:
 
 
 def layout_shape(layout: Layout) -> tuple:
-    """The values of a layout that a ``LayoutChange`` can change. Two layouts with equal values need no change."""
+    """The values of a layout that a ``LayoutChange`` can change. A change between layouts with equal values is not needed."""
     topology = layout.topology
     return topology.places, topology.layers, layout.dtypes, layout.quantizations

@@ -1,4 +1,4 @@
-"""``launch.py chat``: a conversation with the model on these ranks; rank 0 has the terminal."""
+"""``launch.py chat``: a conversation with a model that the ranks of this launch hold; rank 0 has the terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
             except Interrupted as error:
                 status = 128 + error.signum
             except UserError:
-                llm.engine.end_run()  # the other ranks return from ``LLM.follow``
+                llm.engine.end_run()  # makes the other ranks return from ``LLM.follow``
                 raise
             llm.engine.end_run()
         else:
@@ -53,7 +53,7 @@ def run(session: Session, own: ChatOptions, sampling: dict[str, Any]) -> int:
 
 
 def _talk(llm: LLM, session: Session, conversation: Conversation) -> ExitStatus:
-    """Run the chat on rank 0."""
+    """Chat with the user on rank 0, until the user leaves."""
     launchers = LaunchersTerminal.find() if session.environment.launcher != "single" else None
     terminal = Terminal(session.signals, list(COMMANDS), launchers)
     chat = Chat(terminal, OwnRanks(llm, terminal.check), conversation, session.signals)

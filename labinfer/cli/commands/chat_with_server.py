@@ -1,4 +1,4 @@
-"""``launch.py chat --url``: a conversation with a model on a server; needs no other ranks and no torch."""
+"""``launch.py chat --url``: a conversation with a model on a server. Runs in one process, and does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labinfer.comm.spmd.environment import LaunchEnvironment
 
 
 def check_alone(environment: LaunchEnvironment, given: Collection[str]) -> None:
-    """Check that there is a single process and no option for a local model: with ``--url`` the model is on a server.
+    """Check that there is a single process and no option for a local model: with ``--url``, the model runs on a server.
 
     Args:
         given: engine options that the user has set.
@@ -42,8 +42,8 @@ def run(signals: SignalGuard, own: ChatOptions, sampling: dict[str, Any], model:
 
     Args:
         sampling: sampling parameters that the user has set.
-        model: a model name of the server; empty for its first.
-        key: API key for the server, if the options in ``own`` have none.
+        model: name of a model of the server; empty for the server's first model.
+        key: API key for the server; used if ``own`` has none.
     """
     try:
         backend = RemoteServer(own.url, own.api_key or key, model, signals)

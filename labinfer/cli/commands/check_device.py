@@ -1,4 +1,4 @@
-"""``launch.py check-device``: every function, capture and collective of a device, beside the reference on the CPU."""
+"""``launch.py check-device``: compares every function, capture and collective of a device with the reference on the CPU."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from labinfer.observe.progress_line import Ticker
 from labinfer.observe.table import format_table
 
 SECONDS = 400.0
-"""Time budget in seconds of the trials in one process; after it, each remaining implementation is tried with one case
-only."""
+"""Seconds after which a process that runs trials tries each remaining implementation with one case only."""
 LIMIT = 550.0
 """Timeout in seconds of all trials together."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,11 +38,11 @@ HEADER = ("function", "implementation", "weights", "dtypes", "cases", "speed", "
 DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Short names of dtypes in the table, so that it fits a terminal of 80 columns."""
 SLOW = 0.8
-"""Speed relative to the reference below which an implementation is called slower."""
+"""Speed, relative to the reference, below which the table calls an implementation slower."""
 
 
 def run(session: Session, own: CheckDeviceOptions) -> int:
-    """Print one row for each function, implementation and result. Returns 0 if all of them are tried and work."""
+    """Print one row for each function, implementation and result. Returns 0 if all implementations were tried and work."""
     group = session.join()
     with group.raise_on_all_ranks():
         if group.size > 1:
@@ -110,7 +109,7 @@ def make_request(device: torch.device) -> TrialRequest:
 
 
 def cut_off_finding(device: torch.device, outcome: TrialOutcome) -> Finding:
-    """Finding "not tried" for the cases that did not run, because the trials on ``device`` ended early."""
+    """Finding "not tried" for the cases that did not run because the trials on ``device`` ended early."""
     done = f"cut off after {len(outcome.findings)} of {outcome.num_cases} cases" if outcome.num_cases else "not begun"
     return Finding(
         function="all",
@@ -125,7 +124,7 @@ def cut_off_finding(device: torch.device, outcome: TrialOutcome) -> Finding:
 
 
 def findings_table(findings: Sequence[Finding]) -> str:
-    """Table with a row for each implementation and verdict, and below it a line for each row with a detail."""
+    """Table with a row for each implementation and verdict, and below the table a line for each row that has a detail."""
     rows: dict[tuple, list[Finding]] = {}
     for finding in findings:
         rows.setdefault((finding.key, finding.verdict), []).append(finding)

@@ -1,4 +1,4 @@
-"""The Gantt chart of a benchmark's steps, made for print: readable without colours, with letters of 8 points."""
+"""The Gantt chart of a benchmark's steps, drawn for print: readable without colours, with letters of 8 points."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
             handletextpad=0.5,
             columnspacing=1.5,
         )
-        canvas.draw_without_rendering()  # sets the widths of bars, which follow from the layout
+        canvas.draw_without_rendering()  # sets the widths of the bars, which the layout of the figure determines
         _write_numbers(axes, places, gantt)
         save_plot(path, canvas)
 
 
 def row_places(rows: list[Row]) -> list[float]:
-    """Vertical centre of each row, in inches from that of the first row."""
+    """Vertical centre of each row, in inches from the centre of the first row."""
     places = [0.0]
     for before, row in zip(rows, rows[1:], strict=False):
         places.append(places[-1] + ROW + GAP * (row.stage != before.stage))
@@ -122,11 +122,11 @@ def _legend(gantt: Gantt) -> list:
 
 
 def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
-    """Write step numbers into the bars that are wide enough. The numbers are rotated if at least 1.5 times as many bars
-    then have room for one."""
+    """Write step numbers into the bars that are wide enough. The numbers are rotated if then at least 1.5 times as many bars are
+    wide enough."""
     from matplotlib.patheffects import withStroke
 
-    points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # per nanosecond
+    points = axes.get_window_extent().width / axes.figure.dpi * POINTS / gantt.duration  # inches per nanosecond
     numbers = {step: str(number) for number, step in enumerate(gantt.steps, 1)}
     bars = [
         (place, bar, numbers[bar.step_id], (bar.end - bar.begin) * points)

@@ -1,4 +1,4 @@
-"""The ``generate`` command: prompts from the command line or a JSONL file, answers to the terminal or a JSONL file."""
+"""The ``generate`` command: prompts from the command line or a JSONL file, with answers on the terminal or in a JSONL file."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
             requests = [llm.make_request(index, prompt, sampling) for index, prompt in enumerate(prompts)]
             fingerprint = llm.fingerprint.with_defaults(msgspec.to_builtins(sampling))
             recorded = RecordedRun(fingerprint, msgspec.to_builtins(sampling), os.path.abspath(job.input))
-            files.output.begin(llm.files.identity, recorded)  # may raise: no rank waits for plans yet
+            files.output.begin(llm.files.identity, recorded)  # may raise, as no rank waits for plans yet
     status = ExitStatus.OK
     session.signals.running = True
-    with group.raise_on_all_ranks():  # rank 0 may fail to write, and must not leave the other ranks waiting
+    with group.raise_on_all_ranks():  # rank 0 may fail to write; then the other ranks must not wait for it
         if group.rank == 0:
             status = Rank0Job(
                 llm=llm, session=session, job=job, sampling=sampling, files=files, fingerprint=fingerprint
@@ -77,13 +77,13 @@ def _run(session: Session, job: JobOptions, sampling: SamplingParams, files: Job
         else:
             llm.follow()
     llm.close()
-    session.signals.running = False  # from here on a signal may interrupt waits
+    session.signals.running = False  # from here on, a signal may interrupt a wait
     return 128 + session.signals.signum if session.signals.signum else status
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank0Job:
-    """The part of a job that runs on rank 0, while the other ranks take part in its steps."""
+    """The part of a job that runs on rank 0, while the other ranks take part in the steps."""
 
     llm: LLM
     session: Session
@@ -118,7 +118,7 @@ class Rank0Job:
             else:
                 self._answer(prompts, requests)
         except Interrupted as interrupt:
-            if interrupt.signum == signal.SIGPIPE:  # nobody reads the answers any more
+            if interrupt.signum == signal.SIGPIPE:  # the reader of the answers is gone
                 self.session.signals.signum = signal.SIGPIPE
                 return ExitStatus.OK
             hint = "; continue with --resume" if self.files.output.is_journaled else ""
@@ -158,7 +158,7 @@ class Rank0Job:
         return ExitStatus.OK
 
     def _origin(self) -> dict[str, Any]:
-        """Fields of the report for ``verify``: the fingerprint of the answers, and the paths of input and output."""
+        """Fields that the report has for ``verify``: the fingerprint of the answers, and the paths of input and output."""
         names = {"input": self.job.input, "output": self.job.output}
         return {
             "reproducible": self.fingerprint.reproducible,
@@ -201,13 +201,13 @@ class Rank0Job:
             logger.warning("%s truncated: %s", "1 output" if count == 1 else f"{count} outputs", limit)
 
     def _limit(self, answer: Completion) -> str:
-        """Describe the limit that has truncated ``answer``: its ``max_tokens`` or the context length."""
+        """Text that names the limit that truncated ``answer``: its ``max_tokens`` or the context length."""
         if len(answer.token_ids) == self.sampling.max_tokens:
             return f"--max-tokens {self.sampling.max_tokens} reached"
         return f"the context of {self.llm.spec.max_model_len} tokens is full"
 
 
 def _read_prompts(llm: LLM, job: JobOptions) -> list[Prompt]:
-    """Read the prompts of --prompt. They become chat messages if the model has a chat template."""
+    """The prompts of --prompt. If the model has a chat template, each becomes a conversation with one message."""
     as_chat = not job.raw and llm.tokenizer is not None and llm.tokenizer.has_chat_template
     return [ChatPrompt([{"role": "user", "content": text}]) if as_chat else TextPrompt(text) for text in job.prompt]

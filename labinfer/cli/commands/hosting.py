@@ -36,13 +36,14 @@ from labinfer.weights.identity import Identity, compare
 logger = logging.getLogger(__name__)
 
 WORTH_SECONDS = 600.0
-"""Seconds within which the throughput gain of a better layer split must make up for the pause of a layout change."""
+"""Seconds after a layout change within which the higher throughput must make up for the pause in which the layout changed."""
 CHECK_PROMPT, CHECK_TOKENS = 4, 2
-"""Tokens of prompt and answer in the self-check that follows a layout change."""
+"""Numbers of tokens of prompt and answer in the self-check that follows a layout change."""
 
 
 class Hosting:
-    """Loads the models of a server and serves them. Methods are collective over all ranks, including spare ones.
+    """Loads the models of a server, serves them, and reloads them in other layouts. Methods are collective over all ranks,
+    including spare ones.
 
     Args:
         layouts: engine options of each model, by name.
@@ -65,7 +66,7 @@ class Hosting:
         self._failed: list[Layouts] = []
         self._load_seconds = 0.0
         self._identities: dict[str, Identity] = {}
-        """Identity of the model files with which the gateway's open requests began, by model name; rank 0 only."""
+        """By model name, identity of the model's files when the gateway's open requests began; on rank 0 only."""
         self.llms: dict[str, LLM] = {}
         self._host: EngineHost | None = None
 
@@ -123,7 +124,7 @@ class Hosting:
                     logger.info("energy of rank 0 is not measured: %s", "; ".join(missing))
 
     def _changes(self) -> dict[str, str]:
-        """Description of the changes of each model's files since the gateway's open requests began, by model name."""
+        """By model name, text about changes of the model's files since the gateway's open requests began."""
         changes = {
             name: compare(self._identities[name], llm.files.identity)
             for name, llm in self.llms.items()
@@ -144,10 +145,10 @@ class Hosting:
         on_ready()
 
     def _run_host(self) -> Layouts | None:
-        """Serve until a signal arrives (returns None), or until a layout change is due (returns the new options of each
+        """Serve until a signal arrives (returns None), or until a layout change is due (returns the new engine options of each
         model)."""
         layouts = None
-        with self._group.raise_on_all_ranks():  # spare ranks wait here for the end of the serving
+        with self._group.raise_on_all_ranks():  # spare ranks wait here until serving ends
             if self._group.rank == 0:
                 layouts = self._host.run()
                 for llm in self.llms.values():
@@ -181,8 +182,8 @@ class Hosting:
         return None if layout_shape(layout) == layout_shape(llm.layout) else self._layouts | {change.model: options}
 
     def _plan_split(self, name: str, drift: Drift) -> Layouts | None:
-        """Engine options of each model after a better layer split of model ``name``, on rank 0; None if that split has
-        failed to load before, or gains too little."""
+        """Engine options of each model after a better layer split of model ``name``, on rank 0; None if loading that split has
+        failed before, or if it gains too little."""
         change = LayoutChange(
             model=name,
             tensor_parallel_size=list(self.llms[name].layout.topology.tp_sizes),
@@ -211,8 +212,8 @@ class Hosting:
         return replace(options, model=replace(options.model, max_model_len=length))
 
     def _change(self, layouts: Layouts) -> str:
-        """Reload the models in other layouts. If that fails, reload them in the previous layouts. Returns the error, or
-        an empty string."""
+        """Reload the models in other layouts. If that fails, reload them in the previous layouts. Returns the error; empty if the
+        change succeeded."""
         lengths = [llm.spec.max_model_len for llm in self.llms.values() if not llm.is_spare]
         try:
             with self._group.raise_on_all_ranks():  # with other files, open answers would continue with another model
@@ -224,7 +225,7 @@ class Hosting:
             self._reload(layouts)
             self._check(lengths)
             self._layouts = layouts
-            self._plan_text = ""  # the plan was for the previous layouts
+            self._plan_text = ""  # planned for the layouts before the change
             return ""
         except CollectiveError as error:
             problem = str(error)
@@ -311,7 +312,7 @@ def _check_length(llm: LLM, length: int) -> None:
 
 
 def _machine_links(links: Sequence[MachinePairLink]) -> list[MachineLinkInfo]:
-    """Convert measured links between machines to the form of the gateway's frames."""
+    """Convert measured links between machines to the structs that frames to the gateway contain."""
     return [
         MachineLinkInfo(pair.a, pair.b, pair.link.latency, pair.link.bytes_per_second)
         for pair in links

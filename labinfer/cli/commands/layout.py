@@ -45,8 +45,8 @@ REPLICATED = (
 
 
 def run(session: Session, own: PlanOptions) -> int:
-    """Print the layout as a table on rank 0, and the memory needs of ranks with too little memory. A single process may
-    plan for any number of ranks, as if they all ran on this machine."""
+    """Print the layout as a table on rank 0, and explain the memory needs of ranks that have too little memory. A single process
+    may plan for any number of ranks, as if they all ran on this machine."""
     if own.auto:
         from labinfer.cli.commands.auto_plan import run_here
 
@@ -145,7 +145,7 @@ def run(session: Session, own: PlanOptions) -> int:
 def layout_rows(
     layout: Layout, everyone: list[RankInfo], kv_tokens: list[int], states: list[int | None]
 ) -> list[tuple]:
-    """Rows of the table, one per rank of the layout, with the columns of ``HEADER``.
+    """Rows of the table, one for each rank of the layout, with the columns in ``HEADER``.
 
     Args:
         kv_tokens: KV capacity of each rank, in tokens.
@@ -178,12 +178,12 @@ def layout_rows(
 
 
 def format_layout(rows: list[tuple], first: tuple[str, ...] = (), max_width: int = 0) -> str:
-    """Table of ``layout_rows``. It has the columns of states only for recurrent layers, and the host only if there are
-    several, so that it mostly fits a terminal of 80 columns.
+    """Table of ``layout_rows``. To fit a terminal of 80 columns, it has the columns of states only for models with recurrent
+    layers, and the column of hosts only if there are several hosts.
 
     Args:
-        rows: rows of ``layout_rows``, each after the values of ``first``.
-        first: columns before those of ``HEADER``.
+        rows: rows of ``layout_rows``, each preceded by values for the columns ``first``.
+        first: titles of columns that precede those in ``HEADER``.
         max_width: see ``format_table``.
     """
     header = (*first, *HEADER)
@@ -218,8 +218,8 @@ def _plan_draft_model(session: Session, layout: Layout, everyone: list[RankInfo]
 
 @dataclass(frozen=True, kw_only=True)
 class RankBytes:
-    """Memory of a rank in bytes: the part of the device's free memory that it gets, and the memory that its model and draft
-    model need."""
+    """Memory of a rank in bytes: the part of the device's free memory that the rank gets, and the memory that its shard of the
+    model and the draft model need."""
 
     free: int
     weights: int
@@ -245,8 +245,8 @@ class RankBytes:
         """Compute the memory needs of one rank of a layout.
 
         Args:
-            free: free bytes of the rank's device, which other ranks may use, too.
-            draft: layout of a draft model that the rank holds, too; None for none.
+            free: free bytes of the rank's device; other ranks may share them.
+            draft: layout of the draft model if the rank also holds it; else None.
         """
         weights = layout.weight_bytes(layout.topology.place(rank))
         tp_size = layout.topology.place(rank).tp_size
@@ -271,7 +271,7 @@ class RankBytes:
 
 
 def _draft_bytes(draft: Layout) -> dict[str, int]:
-    """Fields of ``RankBytes`` for a draft model: bytes of its KV block, and of its recurrent state per sequence."""
+    """Fields of ``RankBytes`` for a draft model: bytes of a KV block, and bytes of the recurrent state of a sequence."""
     place = draft.topology.place(0)
     return {"draft_block": draft.block_bytes(place), "draft_state": draft.meta(place).bytes_per_sequence}
 
@@ -279,7 +279,8 @@ def _draft_bytes(draft: Layout) -> dict[str, int]:
 def _estimate_rooms(
     session: Session, layout: Layout, everyone: list[RankInfo], of_rank: Mapping[int, RankBytes]
 ) -> list[CacheRoom]:
-    """Estimate the memory for KV cache and states of each rank; ranks that share one memory pool their shares."""
+    """Estimate the memory for KV cache and recurrent states of each rank. Ranks that share one memory also share what remains of
+    it."""
     used, place_of = session.options.cache.memory_utilization, layout.topology.place
     rooms = [layout.cache_room(place_of(rank), int(own.room * used), own.draft_block) for rank, own in of_rank.items()]
     return pool_rooms(rooms, [layout.memory(rank, everyone) for rank in of_rank])
@@ -305,8 +306,8 @@ def _least_bytes(session: Session, layout: Layout, rank: int, own: RankBytes, bl
 
 
 def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
-    """Minimum bytes of the KV cache and recurrent states of a rank that holds only the draft model. Such a rank
-    allocates no more blocks than ``max_num_seqs`` drafts can use."""
+    """Minimum bytes of the KV cache and recurrent states of a rank that holds only the draft model. Such a rank allocates at most
+    the blocks that drafts for ``max_num_seqs`` sequences can use."""
     most = draft.useful_blocks(session.options.scheduler.max_num_seqs)
     num_blocks = min(session.options.cache.num_kv_blocks or draft.least_blocks, most)
     return num_blocks * own.draft_block + own.draft_state
@@ -315,12 +316,12 @@ def _least_draft_bytes(session: Session, own: RankBytes, draft: Layout) -> int:
 def _describe_shortfall(
     session: Session, layout: Layout, everyone: list[RankInfo], ranks: Sequence[int], own: RankBytes, *, least: int
 ) -> str:
-    """Describe the memory needs of ranks that have too little memory; empty if it suffices.
+    """Text with the memory needs of ranks that have too little memory; empty if their memory suffices.
 
     Args:
         ranks: ranks that share one memory.
         own: memory needs, summed over ``ranks``.
-        least: minimum bytes of KV cache and states over ``ranks``.
+        least: minimum bytes of KV cache and recurrent states, summed over ``ranks``.
     """
     cache, num_sharing = session.options.cache, layout.sharing_device(ranks[0], everyone)
     used = 1.0 if cache.num_kv_blocks else cache.memory_utilization

@@ -1,4 +1,4 @@
-"""Loading of a model on this group of ranks, with a progress line and a table of the ranks."""
+"""load: loads a model on the ranks of this launch, with a progress line and a table of the ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load(session: Session, options: EngineOptions | None = None, others: tuple[L
     """Load this rank's shard of a model; collective.
 
     Args:
-        options: engine options; None for the session's.
+        options: engine options; None for those of the session.
         others: see ``LLM.from_options``.
 
     Raises:
@@ -42,7 +42,7 @@ def announce(models: dict[str, LLM]) -> None:
     """Print a table of the ranks and the capacity of each KV cache, if the log level is at least ``info``; rank 0 only.
 
     Args:
-        models: models by their served names.
+        models: models by served name.
     """
     if not logger.isEnabledFor(logging.INFO):
         return

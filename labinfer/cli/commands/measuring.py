@@ -11,8 +11,7 @@ from labinfer.observe.progress_line import START_SECONDS, Ticker
 
 @contextlib.contextmanager
 def measuring(group: RankGroup) -> Iterator[Callable[[str], None]]:
-    """Context that shows a progress line while the machines are probed; it yields the function that sets the line's
-    text."""
+    """Context that shows a progress line while the machines are probed; yields a function that sets the text of the line."""
     tickers: list[Ticker] = []
 
     def on_progress(text: str) -> None:

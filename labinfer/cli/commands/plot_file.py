@@ -1,4 +1,4 @@
-"""Image files drawn by matplotlib. Their paths are checked before the measurement starts."""
+"""Image files drawn by matplotlib. check_plot checks their paths before a measurement starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_plot(path: str, others: dict[str, str] | None = None) -> None:
     """Check that a plot can be written to ``path``.
 
     Args:
-        others: other files of the command, by option; ``path`` must not be one of them.
+        others: paths of the command's other files, by option; ``path`` must not be one of them.
 
     Raises:
         UserError: matplotlib is missing, the suffix is not in ``SUFFIXES``, or the file cannot be written.

@@ -1,4 +1,5 @@
-"""``launch.py probe``: measures step costs of a model on these machines (layers, LM head), and the links between machines."""
+"""``launch.py probe``: measures costs of a model's steps (layers, LM head) on the machines of this launch, and the links between
+the machines."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ COST_HEADER = (
     *(f"{rows} row{'s' * (rows > 1)}" for rows in ROWS),
     "1k context",
 )
-"""Columns of the table of costs: weight bytes of a layer, its time by number of rows, and additional time per 1,000
-context tokens of decodes."""
+"""Columns of the table of costs: weight bytes of a layer, time of a layer by number of rows, and additional time per 1,000 context
+tokens of decodes."""
 
 LINK_HEADER = ("link", "latency ms", "Mbit/s")
 
 
 def run(session: Session, own: ProbeOptions) -> int:
-    """Probe all machines in parallel, or use earlier measurements. Rank 0 prints tables, and writes ``--save``."""
+    """Probe all machines in parallel, or use costs that were measured earlier. Rank 0 prints tables, and writes ``--save``."""
     group = session.join()
     file = None
     with group.raise_on_all_ranks():

@@ -8,11 +8,11 @@ from labinfer.requests.outputs import Delta, RequestOutput
 
 
 class PromptAnswers:
-    """Writes answers in the order of their prompts, although they are generated in parallel: later ones are kept until
-    it is their turn.
+    """Writes answers in the order of their prompts, although they are generated in parallel: an answer is held back until all
+    earlier answers are written.
 
     Args:
-        titles: title line before each answer; empty for none.
+        titles: line that is written before each answer; empty for none.
         write: function that writes a text.
     """
 
@@ -24,12 +24,12 @@ class PromptAnswers:
         self._is_open = False  # whether the last written line has no line feed yet
 
     def grow(self, delta: Delta) -> None:
-        """Append ``delta`` to the answer of prompt ``delta.key``, and write all text whose turn it is."""
+        """Append ``delta`` to the answer of prompt ``delta.key``, and write all text that need not be held back any more."""
         self._pending[delta.key] += delta.text or ""
         self._show()
 
     def end(self, output: RequestOutput, has_grown: bool) -> None:
-        """Mark the answers to prompt ``output.key`` as complete, and write all text whose turn it is.
+        """Mark the answers to prompt ``output.key`` as complete, and write all text that need not be held back any more.
 
         Args:
             has_grown: whether the text of the answers has already arrived as deltas.

@@ -1,4 +1,4 @@
-"""PromptLengths: counts the prompt tokens of a job's lines, for plans that take the lengths into account."""
+"""PromptLengths: counts the prompt tokens of a job's lines, for a plan that takes prompt lengths into account."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PromptLengths:
         """Number of prompt tokens of a JSONL line.
 
         Raises:
-            UserError: the line is no generation request, or there is no tokenizer.
+            UserError: the line is not a request for generation, or there is no tokenizer.
         """
         parsed = parse_line(line.strip().encode(), SamplingParams())
         if parsed.embedding is not None:

@@ -1,4 +1,4 @@
-"""Roofline plot of a machine, with the measured functions in it (Williams et al. 2009, doi:10.1145/1498765.1498785)."""
+"""draw_roofline: roofline plot of a machine with measured functions (Williams et al. 2009, doi:10.1145/1498765.1498785)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labinfer.functions.roofline_limits import RooflineLimits
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Measured performance of one implementation of a function at one number of rows (tokens)."""
+    """Measured performance of one implementation of a function, for one number of rows (tokens)."""
 
     function: str
     weights: str
@@ -21,9 +21,10 @@ class Figure:
     num_bytes: int
     operations: int
     memory: float
-    """Fraction of the measured memory bandwidth; above 1 if the data are in a cache, 0 if not measured."""
+    """Used fraction of the machine's measured memory bandwidth; above 1 if the data are in a CPU cache, 0 if the bandwidth was not
+    measured."""
     arithmetic: float
-    """Fraction of the measured peak of arithmetic."""
+    """Used fraction of the machine's measured peak of operations per second."""
     is_chosen: bool
     """Whether a run would choose this implementation."""
 

@@ -26,7 +26,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     """Serve ``models``, by the names that requests use, until a signal arrives; returns the exit status.
 
     Args:
-        listener: rank 0's socket for clients; None on other ranks, or if the supervisor has it.
+        listener: rank 0's socket for clients; None on other ranks, or if the supervisor has the socket.
 
     Raises:
         CollectiveError: an option, the port or a model is invalid; on every rank.
@@ -36,7 +36,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
     with group.raise_on_all_ranks():
         if is_rank0:
             own = own.absolute()
-            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # may raise: before models are loaded
+            keys = ApiKeys.load(own.api_key, own.api_key_file, own.is_local)  # may raise, as no model is loaded yet
             cpus = sorted(group.everyone[0].cpus)
             level = session.options.runtime.log_level
             if supervisor := session.environment.supervisor:
@@ -60,7 +60,7 @@ def run(session: Session, own: ServerOptions, models: dict[str, str], listener: 
             raise UserError(f"--speculative-config: draft_rank needs a single model, not {len(models)}; leave it out")
     layouts = {}
     for name, model in models.items():
-        share = 1 / (len(models) - len(layouts))  # the first of three models takes a third of the free memory
+        share = 1 / (len(models) - len(layouts))  # of three models, the first takes a third of the free memory
         layouts[name] = _model_options(session.options, model, share)
     hosting = Hosting(session, layouts, link, own, lambda: _announce_address(own, port, len(keys), list(models)))
     hosting.load()

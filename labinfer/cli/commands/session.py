@@ -1,4 +1,4 @@
-"""Session: what every command starts with: the launch environment, the options, and the group of ranks once joined."""
+"""Session: what every command gets: launch environment, engine options and, after ``join``, the group of ranks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 Command = Callable[..., int]
 """Function of a command: ``run(session, **own)``, called on every rank. Returns the exit status.
 
-A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of
-options whose fields are made by ``option_fields.option``. Those that are engine sections
-(``labinfer.base.config.SECTIONS``) only add the engine's flags. For the command's own sections the function receives
-``options=[…]``, one object per section in order; a command without own sections receives only the session. Contract:
+A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options
+whose fields are made by ``option_fields.option``. Those that are engine sections (``labinfer.base.config.SECTIONS``) only add the
+engine's flags. For the command's own sections the function receives ``options=[…]``, one object per section in order; a command
+without sections of its own receives only the session. Contract:
 
 - Every rank calls ``session.join()`` first, or none does.
 - An error that only one rank can detect is raised as ``UserError`` inside ``with session.group.raise_on_all_ranks():``, which every
@@ -42,22 +42,22 @@ options whose fields are made by ``option_fields.option``. Those that are engine
 
 @dataclass(kw_only=True)
 class Session:
-    """The run of one command on this rank."""
+    """One run of a command on this rank."""
 
     environment: LaunchEnvironment
     options: EngineOptions
     signals: SignalGuard
     starting: Ticker | None = None
-    """Progress line of rank 0 until the ranks have met; None on other ranks."""
+    """Progress line on rank 0 until all ranks have connected; None on other ranks."""
     refusal: UserError | None = None
-    """Error that rank 0 found and printed before the ranks met; it ends all ranks once they have met."""
+    """Error that rank 0 found and printed before all ranks had connected. It ends all ranks when they have."""
     group: RankGroup | None = None
     """The group of ranks. With ``--plugin`` it is joined before the command runs, otherwise in ``join``."""
     plan_text: str = ""
-    """The plan made for this start by ``--layout auto``, as a table with its alternatives; on rank 0, if ``join`` was
-    asked to keep it."""
+    """The plan made for this start by ``--layout auto``, as a table with its alternatives; on rank 0, after
+    ``join(explains=True)``."""
     links: Sequence[MachinePairLink] = ()
-    """Measured links between machines, from which the plan was made."""
+    """Measured links between machines, by which ``--layout auto`` made the plan."""
 
     def join(self, explains: bool = False) -> RankGroup:
         """Join the group of all ranks, log launcher and transport, and apply ``--layout`` to the options.
@@ -74,7 +74,7 @@ class Session:
             self.starting.describe = lambda: "starting: waiting for the other ranks"
         try:
             group = self.group or join_group(self.environment, self.options)
-            if self.group is not None:  # joined earlier to load plugins, before these options were parsed
+            if self.group is not None:  # the group was joined to load plugins, before these options were parsed
                 group.take_cores(self.options.working_ranks, self.options.runtime.threads)
             self.group = group
         finally:

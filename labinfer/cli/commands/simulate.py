@@ -1,4 +1,5 @@
-"""``launch.py simulate``: ``bench serve`` with the real scheduler on a virtual clock, for layouts of machines that need not be running."""
+"""``launch.py simulate``: ``bench serve`` with the real scheduler on a virtual clock, for layouts on machines that need not be
+running."""
 
 from __future__ import annotations
 
@@ -94,8 +95,8 @@ def run(
 def _find_rate(
     simulation: Simulation, options: EngineOptions, bench: BenchOptions, load: LoadOptions, serve: ServeOptions
 ) -> tuple[ServeOptions, str, dict[str, Any]]:
-    """Find the highest request rate that meets all latency limits. Returns the options with that rate, a table of the
-    tried rates, and values for the JSON file.
+    """Find the highest request rate that meets all latency limits. Returns options with this rate, a table of all rates that were
+    tried, and values for the JSON file.
 
     Raises:
         UserError: no rate meets the limits.

@@ -1,6 +1,6 @@
 """``launch.py supervise -- …``: restarts a server or a job when its ranks die.
 
-Runs as one process that is not a rank. It imports torch only if a plugin of the command does.
+The supervisor is one process, and not a rank. It imports torch only if a plugin of the command does.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 from labinfer.server.supervisor.supervisor import Supervisor
 
 GRACE_SECONDS = 86400.0
-"""Maximum seconds from a signal to the end of this process: only a bound, as the group's own timeouts are far
-shorter."""
+"""Maximum seconds from a signal to the end of the supervisor. It is only a bound: the ranks' own timeouts are far shorter."""
 
 
 def run(
@@ -55,7 +54,7 @@ def run(
 
     Raises:
         UserError: the server's address is taken, its certificate cannot be used, there is no directory for a local socket, or the
-            command names no hosts to which ``--rejoin-timeout`` could apply.
+            command names no hosts that ``--rejoin-timeout`` could wait for.
     """
     set_up_logging(0, options.runtime.log_level)
     signals.running, signals.grace_seconds = True, GRACE_SECONDS

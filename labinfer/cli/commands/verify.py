@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(session: Session, own: VerifyOptions, job: RecordedJob | None = None) -> int:
-    """Verify a job on every rank. Returns 0 on rank 0 only if all recomputed lines agree, and 1 if one differs.
+    """Verify a job on every rank. On rank 0, returns 0 if all recomputed lines agree, and 1 if a line differs.
 
     Args:
         job: the job's files, opened by rank 0; None on other ranks.
@@ -75,7 +75,7 @@ def run(session: Session, own: VerifyOptions, job: RecordedJob | None = None) ->
 
 @dataclasses.dataclass(frozen=True)
 class _Verification:
-    """The part of a verification that runs on rank 0, while the other ranks take part in its steps."""
+    """The part of a verification that runs on rank 0, while the other ranks take part in the steps."""
 
     llm: LLM
     session: Session
@@ -83,7 +83,7 @@ class _Verification:
     lines: list[RecordedLine]
 
     def run(self) -> int:
-        """Recompute the chosen lines, and print how many agree and where the first difference is. Returns the exit
+        """Recompute the chosen lines, and print the number of lines that agree and the first difference. Returns the exit
         status."""
         announce({self.session.options.model.model: self.llm})
         try:

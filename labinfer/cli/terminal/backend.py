@@ -1,4 +1,4 @@
-"""Backend: the interface of a model to chat with; ChatReply: its answer so far."""
+"""Backend: the interface of a model to chat with; ChatReply: the model's answer so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from labinfer.base.errors import UserError
 
 TOO_SHORT_SECONDS = 0.1
-"""Minimum seconds from which a token rate is computed: tokens that arrive within less time may have come in one
+"""Minimum duration, in seconds, for which tokens per second are computed: tokens that arrive in less time may have arrived in one
 piece."""
 
 
@@ -27,24 +27,25 @@ class ReasoningPiece(str):
 
 @dataclass(kw_only=True)
 class ChatReply:
-    """A model's answer so far, with its token counts and times. None means unknown."""
+    """A model's answer so far, with its token counts and times. None means that a value is unknown."""
 
     text: str = ""
     reasoning: str = ""
-    """Reasoning before the answer. It does not become part of the conversation."""
+    """Reasoning before the answer. It is not sent back to the model with later messages."""
     reasoning_seconds: float = 0.0
-    """Seconds from the first piece of reasoning to the first piece of the answer, or to the end."""
+    """Seconds from the first piece of reasoning to the first piece of the answer, or to the end of the reasoning if there is
+    none."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Prompt tokens that were prefix-cache hits."""
     num_tokens: int | None = None
     finish_reason: str = ""
-    """OpenAI's finish reason; ``stopped`` if the user has stopped the answer."""
+    """OpenAI's finish reason; ``stopped`` if the user stopped the answer."""
     seconds: float = 0.0
     seconds_to_first: float | None = None
 
     def describe(self) -> str:
-        """Describe token counts, times and rates in one line, as far as they are known."""
+        """One line of text with the known token counts, times and rates."""
         count = "" if self.num_tokens is None else f"{_tokens(self.num_tokens)} in "
         parts = [f"{count}{self.seconds:.2f} s"]
         if self.num_tokens and self.seconds_to_first is not None:
@@ -65,7 +66,7 @@ class ChatReply:
 
 
 class Backend(Protocol):
-    """A model to chat with: on these ranks, or behind a server."""
+    """A model to chat with: loaded on the ranks of this launch, or behind a server."""
 
     model: str
     """Name of the model."""
@@ -78,12 +79,12 @@ class Backend(Protocol):
         """
 
     def stream(self, messages: list[dict[str, str]], settings: dict[str, Any], answer: ChatReply) -> Iterator[str]:
-        """Yield the answer's text in pieces as they arrive, reasoning as ``ReasoningPiece``. Closing the iterator aborts the
+        """Yield the answer's text in pieces as they arrive, with reasoning as ``ReasoningPiece``. Closing the iterator aborts the
         generation.
 
         Args:
-            settings: fields of ``SamplingParams``; fields that are missing get the defaults of the model or its server.
-            answer: the object that receives everything else about the answer, such as token counts.
+            settings: fields of ``SamplingParams``; for missing fields the model's or the server's defaults count.
+            answer: object that receives all other values of the answer, such as token counts.
 
         Raises:
             AnswerFailed: there is no answer, or it has broken off.

@@ -1,4 +1,4 @@
-"""Chat: reads messages and commands from a terminal, and writes the answers to it."""
+"""Chat: reads messages and commands from a terminal, and writes answers to the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMANDS = {
     "/exit": ": quit (also Ctrl-D)",
 }
 FORMER_NAMES = {"/thoughts": "/reasoning"}
-"""Names of commands in earlier versions, which still work."""
+"""Names that commands had in earlier versions, and still have → current names."""
 HELP = f"""{chr(10).join(f"{name} {text}".replace(" :", ":") for name, text in COMMANDS.items())}
 Ctrl-C stops a reply. A line that ends with \\ continues on the next; lines between two \"\"\" are one message."""
 
@@ -50,13 +50,12 @@ class Chat:
         self._clock = clock
         self._answers: list[ChatReply] = []
         self._unanswered = ""
-        """The last message if it has no answer, and so is not in the conversation."""
+        """The user's last message if it got no answer; such a message is not in the conversation."""
         self._num_failed = 0
         self._is_over = False
 
     def run(self) -> ExitStatus:
-        """Chat until the user leaves. If input is not a terminal, and a message got no answer, the status is
-        ``SOME_FAILED``.
+        """Chat until the user leaves. Returns ``SOME_FAILED`` if standard input is not a terminal and a message got no answer.
 
         Raises:
             Interrupted: a signal other than SIGINT arrived, or standard output was closed (SIGPIPE).
@@ -135,7 +134,7 @@ class Chat:
             return
         except Interrupted as error:
             self._forgive(error)
-            self._terminal.write("\n" if self._terminal.is_interactive else "")  # after the terminal's ^C
+            self._terminal.write("\n" if self._terminal.is_interactive else "")  # in the line after the terminal's ^C
             answer.finish_reason = "stopped"
         self._end_reasoning(answer, thinks_since)
         answer.seconds = self._clock() - begin
@@ -154,7 +153,7 @@ class Chat:
         self._answers.append(answer)
 
     def _end_reasoning(self, answer: ChatReply, since: float | None) -> None:
-        """Write a line with the duration of the reasoning that began at ``since``; nothing if ``since`` is None."""
+        """Write a line with the duration of the reasoning, which began at ``since``. Does nothing if ``since`` is None."""
         if since is not None:
             seconds = self._clock() - since
             answer.reasoning_seconds += seconds
@@ -170,7 +169,7 @@ class Chat:
         self._num_failed += 1
         self._terminal.say(f"labinfer: error: {error}")
 
-    # Methods of commands; the argument is the text after the command's name.
+    # Handlers of commands; the argument is the text after the command's name.
 
     def _system(self, text: str) -> None:
         if text:

@@ -1,4 +1,4 @@
-"""Conversation: the messages of a chat, and the sampling settings for its next answers."""
+"""Conversation: the messages of a chat, and the sampling settings of further answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from labinfer.base.sampling_options import sampling_sections
 from labinfer.base.sampling_params import SamplingParams
 
 MANY_ANSWERS = ("n", "num_beams", "length_penalty")
-"""Sampling parameters that are no settings of a chat: those for several answers, or for answers that cannot be
-streamed."""
+"""Sampling parameters that are no settings of a chat: they ask for several answers, or for answers that cannot be streamed."""
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -41,7 +40,7 @@ class Conversation:
         return messages if text is None else [*messages, {"role": "user", "content": text}]
 
     def set(self, name: str, text: str) -> None:
-        """Change a setting to a typed value; an empty ``text`` restores the default.
+        """Set the setting ``name`` to the value that the user typed as ``text``; an empty ``text`` restores the default.
 
         Raises:
             UserError: there is no such setting, or the value is invalid.
@@ -55,11 +54,11 @@ class Conversation:
                 others[name] = msgspec.convert((text,) if name == "stop" else text, kind, strict=False)
             except msgspec.ValidationError:
                 raise UserError(f"{name} must be {WORDS[kind]}, not {text!r:.60}") from None
-        SamplingParams(**others)  # checks combinations, such as min_tokens and max_tokens
+        SamplingParams(**others)  # checks combinations of values, such as min_tokens and max_tokens
         self.settings = others
 
     def describe_settings(self) -> str:
-        """Describe all settings in one line."""
+        """One line of text with all settings."""
         texts = [f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in self.settings.items()]
         return ", ".join(texts) or "all at the model's defaults"
 
@@ -76,5 +75,5 @@ class Conversation:
                 file.write("\n")
         except FileExistsError:
             raise UserError(f"{path} exists; give another name") from None
-        except (OSError, RuntimeError, ValueError) as error:  # no home directory, invalid file name
+        except (OSError, RuntimeError, ValueError) as error:  # no home directory, or an invalid file name
             raise UserError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None

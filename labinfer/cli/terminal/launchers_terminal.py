@@ -1,4 +1,4 @@
-"""LaunchersTerminal: the terminal of the launcher (mpirun, torchrun), which is between the user and rank 0."""
+"""LaunchersTerminal: the terminal of the launcher (mpirun, torchrun) that is between the user and rank 0."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ DISABLED = b"\0"
 class LaunchersTerminal:
     """A terminal on which Ctrl-C can be made a character that ends a line, instead of a signal.
 
-    As a signal, Ctrl-C reaches the launcher, too: torchrun then ends all ranks, and MPICH's mpirun does so at the second one. As a
-    character it reaches rank 0 with the typed text, also through mpirun's pipe (termios(3): VINTR and VEOL). Ctrl-Z is no signal
-    either: it would stop only the launcher, while rank 0 reads the text typed for the shell.
+    As a signal, Ctrl-C would also reach the launcher: torchrun then ends all ranks, and MPICH's mpirun ends them at the second
+    Ctrl-C. As a character, Ctrl-C reaches rank 0 with the typed text, also through mpirun's pipe (termios(3): VINTR and VEOL).
+    Ctrl-Z also becomes a character: as a signal it would stop only the launcher, and rank 0 would read the text that the user types
+    for the shell.
 
     Args:
         fd: file descriptor open on the terminal.
@@ -43,19 +44,19 @@ class LaunchersTerminal:
 
     @classmethod
     def find(cls) -> LaunchersTerminal | None:
-        """The terminal of this rank's launcher. None if the launcher has no terminal, or runs on another machine."""
+        """The terminal of this rank's launcher. None if the launcher has no terminal, or if it runs on another machine."""
         if shutil.which("stty") is None:
             return None
         fds: list[int] = []
         try:
-            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun lets its ranks inherit the terminal
+            if os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT):  # torchrun's ranks inherit the terminal
                 return cls(STANDARD_INPUT)
             if launcher := _mpi_launcher():
                 for fd in (STANDARD_OUTPUT, STANDARD_INPUT):
                     fds.append(os.open(f"/proc/{launcher}/fd/{fd}", os.O_RDWR | os.O_NOCTTY))
                 if all(map(os.isatty, fds)):
                     return cls(fds.pop())
-        except OSError:  # not a terminal, or another user's, or one without a name
+        except OSError:  # not a terminal, or that of another user, or a terminal without a name
             pass
         finally:
             for fd in fds:
@@ -66,8 +67,8 @@ class LaunchersTerminal:
     def held(self) -> Iterator[None]:
         """Context in which the terminal passes Ctrl-C to this program as a character, instead of sending SIGINT to all ranks.
 
-        At the end of the context the terminal gets its settings back. If this process dies within the context (a launcher may kill
-        it at once when another rank fails), a separate process restores them.
+        At the end of the context the terminal's settings are restored. If this process dies within the context (a launcher may kill
+        it when another rank fails), a separate process restores the settings.
         """
         before = termios.tcgetattr(self._fd)
         saved = subprocess.run(
@@ -79,7 +80,7 @@ class LaunchersTerminal:
         attributes[CONTROL_CHARACTERS][termios.VINTR] = attributes[CONTROL_CHARACTERS][termios.VSUSP] = DISABLED
         attributes[CONTROL_CHARACTERS][termios.VEOL] = CTRL_C.encode()
         attributes[INPUT_FLAGS] |= IUTF8
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under mpirun this process is in the background
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # under mpirun, this process is in the background
         try:
             termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
             yield

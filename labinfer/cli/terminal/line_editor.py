@@ -1,4 +1,4 @@
-"""LineEditor: line editing on a terminal, by prompt_toolkit. History: the user's messages in earlier chats."""
+"""LineEditor: reads lines that the user edits on a terminal, by prompt_toolkit. History: the user's messages in earlier chats."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ POLL_SECONDS = 0.01
 
 
 class EditorEvent(Enum):
-    """What happens while a line is edited."""
+    """Event while the user edits a line."""
 
     LINE_ENDED = 0
     STOP_TYPED = 1
 
 
 class History(FileHistory):
-    """A file with the user's messages of earlier chats. If it cannot be read or written, no history is kept."""
+    """A file with the user's messages of earlier chats. If the file cannot be read or written, no history is kept."""
 
     @classmethod
     def open(cls, path: Path | None = None) -> History:
-        """Open the history in ``path``, by default the user's history file."""
+        """Open the history file ``path``, by default that of this user."""
         try:
             path = path or Path.home() / ".local" / "state" / "labinfer" / "chat-history"
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if path.exists() and not path.is_file():  # opening a FIFO would block
+            if path.exists() and not path.is_file():  # opening a named pipe would block
                 raise OSError(f"{path} is not a file")
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
             return cls(path)
@@ -54,7 +54,7 @@ class History(FileHistory):
         """Do nothing: prompt_toolkit calls this for every line, but a message may have several; see ``add``."""
 
     def add(self, message: str) -> None:
-        """Add a message, unless it equals the last one."""
+        """Add a message, unless it equals the last message in the history."""
         if self.get_strings()[-1:] != [message]:
             super().append_string(message)
 
@@ -70,7 +70,7 @@ class LineEditor:
     descriptor of ``SignalGuard``.
 
     Args:
-        signals: raises ``Interrupted`` when a signal arrives during the wait for a line, and only then.
+        signals: raises ``Interrupted`` when a signal arrives, but only during the wait for a line.
         commands: commands for Tab completion.
         can_stop: whether Ctrl-Z suspends the program.
     """
@@ -90,7 +90,7 @@ class LineEditor:
         self._signals = signals
         self._thread = ThreadPoolExecutor(1, "line editor")
         self._events: SimpleQueue[EditorEvent] = SimpleQueue()
-        """What the thread tells the main thread about the current line."""
+        """Events of the line that is edited, from prompt_toolkit's thread to the main thread."""
         self._is_continued = threading.Event()
 
     def read(self, prompt: str) -> str:
@@ -105,7 +105,7 @@ class LineEditor:
         line.add_done_callback(lambda _: events.put(EditorEvent.LINE_ENDED))
         try:
             while self._wait_for(events) is EditorEvent.STOP_TYPED:
-                os.kill(0, signal.SIGTSTP)  # also stops the other processes of its pipeline
+                os.kill(0, signal.SIGTSTP)  # also stops the other processes of the shell's pipeline
                 self._is_continued.set()
             return line.result()
         except KeyboardInterrupt:
@@ -129,8 +129,8 @@ class LineEditor:
     def _stop(self) -> None:
         """Suspend the program, as Ctrl-Z does. Returns once it is continued.
 
-        The signal is sent by the main thread, which it stops before the call returns. Another thread would continue for
-        a while, change the terminal's mode again, and then lose the terminal to the shell.
+        The main thread sends the signal, which stops it before the call returns. Another thread would run on for a while, change
+        the terminal's mode again, and then lose the terminal to the shell.
         """
         self._is_continued.clear()
         self._events.put(EditorEvent.STOP_TYPED)

@@ -1,4 +1,4 @@
-"""LineReader: reads standard input line by line; the character Ctrl-C may end a line, too."""
+"""LineReader: reads standard input line by line; a Ctrl-C character may end a line, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENDS = (b"\n", CTRL_C.encode())
 
 
 class LineReader:
-    """Reads lines from a file descriptor, without the read-ahead of a file object, so that ``has_line`` is exact.
+    """Reads lines from a file descriptor, without the buffer of a file object, which would make ``has_line`` wrong.
 
     Args:
         knows_ctrl_c: whether the character Ctrl-C ends a line, as a line feed does.
@@ -45,7 +45,7 @@ class LineReader:
         return line.removesuffix(b"\r").decode("utf-8", "replace")
 
     def take_ctrl_c(self) -> bool:
-        """Whether the character Ctrl-C has arrived; if so, all input up to the last Ctrl-C is dropped."""
+        """Whether a Ctrl-C character has arrived. If so, drops all input up to the last Ctrl-C."""
         while not self._is_at_end and select.select([self._fd], [], [], 0)[0]:
             self._read()
         _, ending, after = self._data.rpartition(ENDS[1])
@@ -60,7 +60,7 @@ class LineReader:
     def _read(self) -> None:
         try:
             data = os.read(self._fd, CHUNK)
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal does not exist any more
             data = b""
         self._data += data
         self._is_at_end = not data

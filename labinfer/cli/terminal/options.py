@@ -1,4 +1,4 @@
-"""Options of the terminal chat. The class becomes command-line flags like those of ``labinfer.base.config``."""
+"""Options of the terminal chat. Fields of the class become command-line flags, like the options in ``labinfer.base.config``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OwnRanks: chat backend for a model that is loaded on these ranks."""
+"""OwnRanks: chat backend for a model that is loaded on the ranks of this launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labinfer.engine.request import Request
 
 TEMPERATURE = 0.7
-"""Sampling temperature, if the checkpoint recommends sampling but no temperature."""
+"""Sampling temperature of a chat if the checkpoint recommends sampling but no temperature."""
 
 
 class OwnRanks:
@@ -52,7 +52,7 @@ class OwnRanks:
         answer.prompt_tokens = len(request.prompt_token_ids)
         try:
             yield from self._run(request, answer)
-        except (GeneratorExit, Interrupted):  # raised between steps, so all ranks are consistent
+        except (GeneratorExit, Interrupted):  # raised between steps, when all ranks are consistent
             self._llm.driver.drain()
             raise
 
@@ -60,7 +60,7 @@ class OwnRanks:
         driver, tokenizer = self._llm.driver, self._llm.tokenizer
         parser = tokenizer.reply_parser(request.prompt_token_ids, [])
         state = RequestState(request, tokenizer, streams=True, clock=self._llm.clock)
-        for news in driver.run([(state, request)], self._check):  # also completes steps beyond a stop string
+        for news in driver.run([(state, request)], self._check):  # also completes steps in flight after a stop string
             for _, update in news:
                 if state.add(update):
                     driver.abort(state, reason=FinishReason.STOP)

@@ -25,13 +25,13 @@ KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""Socket options for TCP keep-alive: a machine that is silent for a minute counts as gone (Linux' default is two hours,
+"""Socket options for TCP keep-alive: a machine from which nothing comes for a minute counts as gone (Linux' default is two hours,
 tcp(7))."""
 MAX_LIST_BYTES = 1 << 24
-"""Maximum bytes of a list of models."""
+"""Maximum size of the server's list of models, in bytes."""
 MAX_ERROR_BYTES, MAX_ERROR_CHARACTERS = 1 << 16, 300
-"""Maximum bytes of an error body that are read, and maximum characters of it that are shown if it is not in OpenAI's
-format."""
+"""Maximum number of bytes that are read of an error response's body, and maximum number of its characters that are shown if the
+body is not in OpenAI's format."""
 API = "/v1"
 DONE = b"[DONE]"
 REFUSALS = (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, http.HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -69,7 +69,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """Fields of a streamed chunk that this client reads. Servers may omit them or send null."""
+    """Fields of a streamed chunk that this client reads. A server may omit a field or send null."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -82,7 +82,7 @@ class RemoteServer:
 
     Args:
         url: address of the server, with or without ``/v1``.
-        model: a model name of the server; empty for its first.
+        model: name of a model of the server; empty for the server's first model.
         signals: raises ``Interrupted`` when a signal arrives while the backend waits.
 
     Raises:
@@ -143,7 +143,7 @@ class RemoteServer:
 
     @contextmanager
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """Context with a successful HTTP response. The connection is closed afterwards, which makes the server stop
+        """Context with a successful HTTP response. The end of the context closes the connection, which makes the server stop
         generating."""
         kind = http.client.HTTPSConnection if self._is_encrypted else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=TIMEOUT_SECONDS)
@@ -151,7 +151,7 @@ class RemoteServer:
         try:
             with self._signals.raising():
                 connection.connect()
-                if body is not None:  # an answer may take long, so keep-alive replaces the timeout
+                if body is not None:  # an answer may take long, so TCP keep-alive replaces the timeout
                     connection.sock.settimeout(None)
                     for option in KEEP_ALIVE:
                         connection.sock.setsockopt(*option)
@@ -167,14 +167,13 @@ class RemoteServer:
             hint = "; if the server has no TLS, use http:// instead of https://" if _is_not_tls(error) else ""
             raise AnswerFailed(f"{what}: {reason}{hint}") from None
         finally:
-            if response is not None:  # the response has the socket open, too
+            if response is not None:  # the response keeps the socket open, too
                 response.close()
             connection.close()
 
     def _chunks(self, response: http.client.HTTPResponse, answer: ChatReply) -> Iterator[_Chunk]:
-        """Yield the data of server-sent events (WHATWG HTML, "Server-sent events") up to ``[DONE]``. Some servers do
-        not send that; an answer with a finish reason is complete, too.
-        """
+        """Yield the data of server-sent events (WHATWG HTML, "Server-sent events") up to ``[DONE]``. An answer with a finish reason
+        is also complete, as some servers do not send ``[DONE]``."""
         data, is_stream = b"", False
         while True:
             with self._signals.raising():
@@ -211,10 +210,10 @@ def _is_not_tls(error: Exception) -> bool:
 
 
 def _parse(data: bytes, kind: Any) -> Any:
-    """Decode JSON as ``kind``. Unlike msgspec's decoder, this accepts integers written as ``3.0``, and lone surrogates.
+    """Decode JSON as ``kind``. Accepts integers written as ``3.0`` and lone surrogates, which msgspec's decoder refuses.
 
     Raises:
-        ValueError: ``data`` is not JSON of that type.
+        ValueError: ``data`` is not JSON of this type.
     """
     try:
         return msgspec.convert(json.loads(data), kind, strict=False)

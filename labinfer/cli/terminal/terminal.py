@@ -23,12 +23,11 @@ STANDARD_INPUT, STANDARD_OUTPUT = 0, 1
 VISIBLE = dict.fromkeys(range(128, 160), "\N{REPLACEMENT CHARACTER}") | {
     code: f"^{chr(code ^ 64)}" for code in (*range(32), 127) if chr(code) not in "\n\t"
 }
-"""Replacements that make control characters visible, as a terminal echoes them: text of the model must not control the
-terminal."""
+"""Replacements that make control characters visible, as a terminal echoes them: text of a model must not control the terminal."""
 
 
 def read_message(read_line: Callable[[bool], str]) -> str:
-    r"""Read one message of one or more lines: a line that ends with ``\`` continues in the next one, and lines after three quotes
+    r"""Read one message of one or more lines: a line that ends with ``\`` continues in the next line, and lines after three quotes
     (``BLOCK``) continue until three quotes end a line.
 
     Args:
@@ -62,7 +61,7 @@ def _read_block(line: str, read_line: Callable[[bool], str]) -> str:
 
 
 class Terminal:
-    """Standard input and output of a chat: a terminal with prompt and history; or plain lines, if either is a pipe or a
+    """Standard input and output of a chat: a terminal with prompt and history; or plain lines, if input or output is a pipe or a
     file.
 
     Args:
@@ -73,7 +72,7 @@ class Terminal:
 
     def __init__(self, signals: SignalGuard, commands: Sequence[str] = (), launchers: LaunchersTerminal | None = None):
         self._signals, self._launchers = signals, launchers
-        # If standard input was closed, its descriptor may now belong to another file.
+        # If standard input was closed, its descriptor may by now belong to another file.
         source = STANDARD_INPUT if sys.stdin is not None else os.open(os.devnull, os.O_RDONLY)
         self._lines = LineReader(source, knows_ctrl_c=launchers is not None)
         is_terminal = os.isatty(STANDARD_INPUT) and os.isatty(STANDARD_OUTPUT)
@@ -82,7 +81,7 @@ class Terminal:
         self._is_line_open = False
         self._editor: LineEditor | None = None
         if is_terminal:
-            from labinfer.cli.terminal.line_editor import LineEditor  # prompt_toolkit takes a while to import
+            from labinfer.cli.terminal.line_editor import LineEditor  # prompt_toolkit is slow to import
 
             self._editor = LineEditor(signals, commands, can_stop=launchers is None)
 
@@ -112,7 +111,7 @@ class Terminal:
         """Write a piece of an answer.
 
         Raises:
-            Interrupted: the reader of standard output has closed it; as by SIGPIPE.
+            Interrupted: the reader of standard output has closed it (what SIGPIPE says to other programs).
             UserError: standard output cannot be written.
         """
         if text:
@@ -120,7 +119,7 @@ class Terminal:
             _write(STANDARD_OUTPUT, text.translate(VISIBLE) if self.is_interactive else text)
 
     def end_line(self) -> None:
-        """End the current line if it is not empty, so that further text starts on a new line."""
+        """Write a line feed if the last written line has none, so that further text starts on a new line."""
         if self._is_line_open:
             self.write("\n")
 
