@@ -30,6 +30,14 @@ from labinfer.weights.loader import weight_slices
 from labinfer.weights.slices import TensorSlice
 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
 SHAPES: dict[str, dict[str, object]] = {
     "tiny": QWEN2
     | {
@@ -69,6 +77,76 @@ SHAPES: dict[str, dict[str, object]] = {
         "num_key_value_heads": 2,
         "vocab_size": 151936,
         "max_position_embeddings": 32768,
+    },
+    # Published models as they are, 3.4, 8.0 and 16.4 GB in bfloat16.
+    "qwen3-1.7b": QWEN3
+    | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "qwen3-4b": QWEN3
+    | {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
+    "qwen3-8b": QWEN3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    # Llama 3.2 3B as it is: 6.4 GB.
+    "llama-3.2-3b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    # The text model of Gemma 3 4B as it is: 7.8 GB.
+    "gemma-3-4b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    # Qwen3-30B-A3B at its full width, with 4 of 48 layers: 6.2 GB.
+    "qwen3-30b-a3b": QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
     },
     # Qwen3-30B-A3B with half of the hidden size, half of each expert and an eighth of the layers: 1.9 GB in bfloat16.
     "qwen3-moe": {
@@ -164,7 +242,7 @@ def make_checkpoint(
     config |= {"vocab_size": vocab_size} if vocab_size else {}
     config |= {"eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"), "torch_dtype": str(dtype).removeprefix("torch.")}
     (directory / "config.json").write_text(json.dumps(config, indent=2))
-    shapes, generator = _tensor_shapes(directory), torch.Generator().manual_seed(0)
+    shapes, generator = tensor_shapes(directory), torch.Generator().manual_seed(0)
 
     def tensors() -> Iterator[torch.Tensor]:
         for name, size in shapes.items():
@@ -185,7 +263,7 @@ def is_faint(name: str, faint_from: int) -> bool:
     return match is not None and int(match[1]) >= faint_from
 
 
-def _tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Shapes by name of the tensors that the model of this config.json asks for."""
     config = load_config(directory)
     context = StageContext(

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+import random_checkpoint  # noqa: E402
+
+PARAMETERS = {
+    "qwen2-0.5b": 494_032_768,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "llama-3.2-3b": 3_212_749_824,
+}
+"""Parameters of published models, as their hub pages give them (safetensors metadata)."""
+
+
+@pytest.mark.parametrize("shape", PARAMETERS)
+def test_a_shape_has_as_many_parameters_as_the_published_model(tmp_path, shape):
+    (tmp_path / "config.json").write_text(json.dumps(random_checkpoint.COMMON | random_checkpoint.SHAPES[shape]))
+    sizes = random_checkpoint.tensor_shapes(tmp_path).values()
+    assert sum(map(math.prod, sizes)) == PARAMETERS[shape]
 
 
 def test_what_was_written_is_told(tmp_path):
