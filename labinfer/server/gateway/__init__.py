@@ -1,1 +1,2 @@
-"""The HTTP process: OpenAI's API and the web pages, served on behalf of an engine host (rank 0). It imports no torch."""
+"""The HTTP process: OpenAI's API and the web pages, served on behalf of an engine host (part of rank 0's process). It does not
+import torch."""

@@ -21,14 +21,14 @@ COMMENT = "#"
 
 @dataclass(frozen=True)
 class ApiCaller:
-    """Holder of one API key: who sends a request."""
+    """Holder of one API key, or the anonymous caller of a server without keys."""
 
     name: str
-    """Name in logs and limits; contains no part of the key."""
+    """Name of the caller in logs and limits; contains no part of the key."""
     cache_salt: str = field(default="", repr=False)
-    """Prefix-cache salt. Each key has its own, so that callers never share KV blocks."""
+    """Prefix-cache salt. Each key has a salt of its own, so that callers never share KV blocks."""
     owner: str = field(default="", repr=False)
-    """Owner id of stored files. Depends on the key and on the secret of ``ApiKeys``, not on ``name``."""
+    """Owner id of the files that this caller stores. It depends on the key and the secret of ``ApiKeys``, but not on ``name``."""
 
     def user_for(self, named: str) -> str:
         """User id of a request whose body names the user ``named``, for the scheduler (``--scheduling-policy fair``).
@@ -36,8 +36,8 @@ class ApiCaller:
         return f"{self.name}/{named}" if self != ANONYMOUS else named
 
     def salt_for(self, requested: str | None) -> str:
-        """Prefix-cache salt of a request: the caller's salt, extended by the request's ``cache_salt``. A request never
-        shares KV blocks with another caller's."""
+        """Prefix-cache salt of a request: the caller's salt, extended by the request's ``cache_salt``. A request never shares KV
+        blocks with requests of another caller."""
         return self.cache_salt + (requested or "")
 
 
@@ -48,12 +48,12 @@ ANONYMOUS = ApiCaller("anonymous")
 class ApiKeys:
     """API keys of the server; without keys, every caller is ``ANONYMOUS``.
 
-    Only their lengths and their digests are stored, keyed with a secret of this process. Cache salts are such digests,
-    too: a leaked salt neither reveals a key nor allows guesses to be tested.
+    Of each key only the length and a digest are kept; digests are keyed with a secret of this process. Cache salts are such
+    digests, too, so that nobody can find or test a key by a leaked salt.
 
     Args:
         keys: key and name of each caller.
-        secret: key of the digests. A stored one keeps owner ids stable across restarts; empty for a random one.
+        secret: secret that keys the digests; a stored secret keeps owner ids stable across restarts; empty for a random secret.
     """
 
     def __init__(self, keys: dict[str, str], secret: bytes = b""):
@@ -106,9 +106,9 @@ class ApiKeys:
         return bool(self._callers)
 
     def mask(self, text: str, size: int) -> str:
-        """First ``size`` characters of ``text``, for a log or an error, with ``***`` in place of each API key that
-        begins in them: a user may have pasted a key into the wrong field. A key may contain any visible character, so
-        every position is checked."""
+        """First ``size`` characters of ``text``, for a log or an error, with ``***`` in place of each API key that begins there: a
+        user may have pasted a key into the wrong field. As a key may contain any visible character, it is searched at every
+        position."""
         shown, place = [], 0
         while place < min(size, len(text)):
             fitting = (length for length in self._lengths if place + length <= len(text))
@@ -121,7 +121,7 @@ class ApiKeys:
         """Return the caller whose API key is in the header ``Authorization: Bearer KEY`` (RFC 6750), or else in
         ``x-api-key``.
 
-        Constant-time comparison: its duration depends only on the length of the header.
+        The comparison takes constant time: its duration depends only on the length of the header.
 
         Raises:
             ApiError: a key is required, and the request has none or an invalid one.
@@ -129,7 +129,7 @@ class ApiKeys:
         if not self.required:
             return ANONYMOUS
         scheme, _, key = (authorization_header or "").strip().partition(" ")
-        if scheme.lower() != "bearer" and key_header:  # ``x-api-key``, as Anthropic's clients send it
+        if scheme.lower() != "bearer" and key_header:  # Anthropic's clients send ``x-api-key``
             scheme, key = "bearer", key_header
         key = key.strip()
         if scheme.lower() != "bearer" or not key:
@@ -138,7 +138,7 @@ class ApiKeys:
             )
         sent = self._key_digest(key)
         match = None
-        for digest, caller in self._callers:  # no early exit: constant time
+        for digest, caller in self._callers:  # no early exit, for constant time
             if hmac.compare_digest(digest, sent):
                 match = caller
         if match is None:
@@ -167,7 +167,7 @@ class ApiKeys:
         return self._digest(key, b"labinfer key")
 
     def _digest(self, key: str, purpose: bytes) -> bytes:
-        data = key.encode("utf-8", "surrogatepass")  # a header may contain any characters
+        data = key.encode("utf-8", "surrogatepass")  # a header may have any characters
         return hashlib.blake2b(data, key=self._secret, person=purpose, digest_size=32).digest()
 
 

@@ -1,13 +1,13 @@
 """AdmissionControl: admission and rate limits, per caller and for the whole server.
 
-A caller is an API key, or a user within a key (OpenAI's ``user``). The holder of a key is trusted to name its users
-correctly; the limit on all open requests does not depend on them.
+A caller is an API key, or a user within a key (OpenAI's ``user``). The holder of a key is trusted to name its users correctly; the
+limit on all open requests does not depend on user names.
 
-The token limit is a token bucket that holds one minute's budget and refills steadily. A sliding window would have to
-store every charge of the last minute; a bucket consists of two numbers, and gives the exact ``Retry-After``. The output
-length of a request is unknown at admission. A request is therefore admitted while any budget is left: its prompt is
-charged at once, its output as it is generated, and the excess becomes a debt that refills first. On average no caller
-exceeds its tokens per minute, and a prompt of any length can be admitted eventually.
+The limit of tokens per minute is a token bucket, which holds the budget of one minute and refills steadily. A bucket consists of
+two numbers and gives the exact ``Retry-After``; a sliding window would have to store every charge of the last minute. The output
+length of a request is unknown at admission. A request is therefore admitted while any budget is left. Its prompt is charged at
+once, its output as it is generated. Tokens over the budget become a debt, which refills first. On average no caller exceeds its
+tokens per minute, and a prompt of any length can be admitted eventually.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LOADING_SECONDS = 5.0
 """Value of the header ``Retry-After`` while models are loaded, in seconds."""
 MAX_USER_LENGTH = 256
 MAX_REMEMBERED = 4096
-"""Maximum number of idle callers (API keys or their users) whose rate-limit debt is kept; above it, the callers with
-the least debt are dropped."""
+"""Maximum number of idle callers (API keys or their users) whose rate-limit debt is kept; of more callers, those with the least
+debt are dropped."""
 FIRST_SWEEP = 64
 
 
@@ -59,7 +59,7 @@ class AdmissionControl:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit on all open requests is reached, so that every new request is rejected."""
+        """Whether the limit on all open requests is reached, so that every new request would be rejected."""
         return 0 < self._max_open <= self._num_open
 
     @property
@@ -68,12 +68,12 @@ class AdmissionControl:
         return len(self._accounts)
 
     async def admit(self, caller: ApiCaller, user: str | None, prompt_tokens: int) -> Lease:
-        """Admit a request: at once, or in FIFO order once its caller has a free slot.
+        """Admit a request: at once, or in FIFO order when its caller has a free slot.
 
-        If the wait is cancelled, the request counts no longer, and its charge is refunded.
+        If the wait is cancelled, the request no longer counts, and its charge is refunded.
 
         Args:
-            user: end user of the request; each user of a key has limits of its own.
+            user: end user of the request; every user of a key has separate limits.
             prompt_tokens: tokens to charge at once; 0 if the prompt is not tokenized yet, see ``Lease.charge_prompt``.
 
         Raises:
@@ -101,7 +101,7 @@ class AdmissionControl:
 
     def _check_budget(self, account: _Account) -> None:
         if self._budget and self._refill(account) <= 0:
-            seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # until one token is available
+            seconds = (1 - account.level) * WINDOW_SECONDS / self._budget  # seconds until one token is available
             raise api_errors.rate_limited(
                 f"the rate limit of {self._budget} tokens per minute is reached; try again in {math.ceil(seconds)} s",
                 seconds,
@@ -115,13 +115,13 @@ class AdmissionControl:
         return f"{text}; send the next request when one has finished"
 
     async def _await_turn(self, account: _Account, prompt_tokens: int) -> None:
-        """Wait until an ending request of ``account`` passes its slot on to this one."""
+        """Wait until another request of ``account`` ends and passes its slot on to this request."""
         turn = asyncio.get_running_loop().create_future()
         account.waiting[turn] = None
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # cancelled when it already had a slot: pass the slot on
+            if turn.done() and not turn.cancelled():  # cancelled although it had got a slot: pass the slot on
                 self._pass_slot_on(account)
             else:
                 account.waiting.pop(turn, None)
@@ -130,9 +130,9 @@ class AdmissionControl:
             raise
 
     def _pass_slot_on(self, account: _Account) -> None:
-        """Pass the slot of an ended request on to the account's longest-waiting request; free it if none waits."""
+        """Pass the slot of an ended request on to the account's longest-waiting request; free the slot if none waits."""
         for turn in account.waiting:
-            if not turn.done():  # not a cancelled one, which removes itself
+            if not turn.done():  # not a cancelled future, which removes itself
                 del account.waiting[turn]
                 turn.set_result(None)
                 return
@@ -148,8 +148,8 @@ class AdmissionControl:
             del self._accounts[account.key]
 
     def _refill(self, account: _Account) -> float:
-        """Refill the account's token bucket for the time since the last call, and return the tokens in it; a negative
-        number is debt."""
+        """Refill the account's token bucket for the time since the last call, and return the number of tokens in the bucket; a
+        negative number is debt."""
         now = self._clock()
         gained = (now - account.updated) * self._budget / WINDOW_SECONDS
         account.level = min(account.level + gained, self._budget)
@@ -166,7 +166,7 @@ class AdmissionControl:
         self._accounts[account.key] = account
 
     def _sweep(self) -> None:
-        """Drop idle accounts with negligible rate-limit debt. Called only when the table has doubled, so that the
+        """Drop idle accounts with negligible rate-limit debt. Called only when the number of accounts has doubled, so that the
         amortized cost is constant."""
         accounts = [item for item in self._accounts.values() if not item.is_idle or self._refill(item) < self._budget]
         in_debt = sorted((account for account in accounts if account.is_idle), key=lambda account: account.level)
@@ -176,7 +176,7 @@ class AdmissionControl:
 
 
 class Lease:
-    """The slot of an admitted request. Call ``close`` when the request ends, or use the lease in a ``with``."""
+    """The slot of an admitted request. Call ``close`` when the request ends, or use the lease as a context manager."""
 
     __slots__ = ("_limits", "_account", "_is_open")
 
@@ -212,14 +212,14 @@ class Lease:
 
 @dataclass(eq=False)
 class _Account:
-    """Open requests of one caller, and its token bucket."""
+    """Open requests and token bucket of one caller (an API key, or a user within a key)."""
 
     key: tuple[str, str]
     level: float
     updated: float
     num_running: int = 0
     waiting: dict[asyncio.Future, None] = field(default_factory=dict)
-    """Requests that wait for a slot, first come first served. A future is done once its request has a slot."""
+    """Requests that wait for a slot, first come first served. The future of a request is done when the request has a slot."""
 
     @property
     def is_idle(self) -> bool:

@@ -1,4 +1,5 @@
-"""ASGI application: routes requests to handlers, and turns every failure into an error object of the requested API."""
+"""ASGI application: routes requests to handlers, and makes an error object, in the format of the requested API, of every
+failure."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(service: Service) -> Starlette:
-    """Make the ASGI application of ``service``. Its attribute ``state.batches`` is the ``BatchRunner``, if the server
+    """Make the ASGI application of ``service``. The application's attribute ``state.batches`` is the ``BatchRunner``, if the server
     stores files."""
     routes, endpoints = [], {}
     for endpoint in (*API, *PAGES):
@@ -62,7 +63,7 @@ def make_app(service: Service) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={HTTPException: on_http_exception}, middleware=middleware)
     if service.files is not None:
         app.state.batches = BatchRunner(service, service.files, batches.HANDLERS)
-    app.router.redirect_slashes = False  # a trailing slash makes a different path
+    app.router.redirect_slashes = False  # paths with and without a trailing slash differ
     return app
 
 
@@ -83,12 +84,12 @@ def _guard(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaitabl
             return _answer_error(context, error, endpoint.logged)
         except ClientDisconnect:
             return _answer_error(context, api_errors.cancelled(), endpoint.logged)
-        except BaseException as error:  # isolate failures: other requests continue
+        except BaseException as error:  # a failure must not affect other requests
             if not is_failure(error):
                 raise
             logger.error("request %s failed\n%s", context.id, traceback.format_exc().rstrip())
             return _answer_error(context, api_errors.internal(context.id), logged=True)
-        if isinstance(response, HttpResponse):  # an EventStream ends its context itself
+        if isinstance(response, HttpResponse):  # an EventStream ends the context itself
             context.end(response.status_code, endpoint.logged)
         return response
 
@@ -109,7 +110,7 @@ def _answer_error(context: HttpContext, error: ApiError, logged: bool) -> HttpRe
 
 
 def _routing_error(http: Request, error: HTTPException, routes: list[Route]) -> ApiError:
-    path = http.scope["path"]  # not from ``http.url``, which uses the Host header of the client
+    path = http.scope["path"]  # not ``http.url``, which has the client's Host header
     if error.status_code == 405:
         first = _matching_path(http, routes)
         allowed = [method for route in routes if route.path == first for method in sorted(route.methods or ())]

@@ -46,7 +46,7 @@ from labinfer.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 MIN_REPORTED_WAIT_SECONDS = 5.0
-"""Minimum duration in seconds of a wait that ``wait`` reports; with a long prompt, shorter waits are normal."""
+"""Minimum duration, in seconds, of a wait that the property ``wait`` reports. Shorter waits are normal with a long prompt."""
 ENGINE_HAS_FAILED = "the engine has failed and the server is shutting down; try again later"
 
 
@@ -67,34 +67,34 @@ class AsyncLLMEngine:
         stall_seconds: float = DEFAULT_TIMEOUT,
     ):
         self._clock, self._outlives_host, self._stall_seconds = clock, outlives_host, stall_seconds
-        self._num_steps = 0  # completed steps of all engines
-        self._last_progress = clock()  # time of the last finished step, or when an idle engine received work
+        self._num_steps = 0  # completed steps, over all engines
+        self._last_progress = clock()  # time of the last completed step, or when an idle engine got work
         self._wait: tuple[Wait, float] | None = None  # rank 0's wait from the last heartbeat, and its arrival time
         self._link: HostConnection | None = None
-        self._tasks: set[EngineTask] = set()  # open tasks, for cancellation
+        self._tasks: set[EngineTask] = set()  # open tasks, which can be cancelled
         self._requests = OpenRequests(self._tell)
         self._models: list[ModelInfo] = []  # models of the last host that became ready
-        self._running_keys: dict[str, list[str]] = {}  # model to keys of its running requests, from the last stats
-        self._keys = itertools.count()  # unique key prefix: callers choose ids, so two may collide
+        self._running_keys: dict[str, list[str]] = {}  # keys of running requests by model, from the last stats
+        self._keys = itertools.count()  # prefix that makes keys unique, as two callers may choose one id
         self._ending: ApiError | None = None  # error that ended all open tasks, until the next host attaches
         self.is_draining = False
-        """Whether the host is shutting down (drains its requests)."""
-        self._awaits_host = False  # the host died; open requests wait for the next one
+        """Whether the engine host is shutting down: it finishes running requests and accepts no others."""
+        self._awaits_host = False  # the host died, and open requests wait for the next host
         self.is_rebuilding = False
         """Whether the models are being reloaded in another layout; open requests wait meanwhile."""
-        self._change: asyncio.Future[LayoutAnswer] | None = None  # reply to the pending ``change_layout``
-        self._awaits_outcome = False  # a layout change has begun, and its ``LayoutAnswer`` has not arrived
+        self._change: asyncio.Future[LayoutAnswer] | None = None  # result of the pending ``change_layout``
+        self._awaits_outcome = False  # a layout change has begun and its ``LayoutAnswer`` has not arrived
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
-        """Callback for the stats of each engine."""
+        """Callback for the stats of an engine when they arrive."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
-        """Callback for traces of the ranks' steps, between ``watch(True)`` and ``watch(False)``."""
+        """Callback for traces of steps when they arrive, which they do between ``watch(True)`` and ``watch(False)``."""
         self.on_attach: Callable[[list[ModelInfo]], None] = lambda models: None
-        """Callback when a host has loaded its models."""
+        """Callback when an engine host has loaded its models."""
         self.on_begin: Callable[[], None] = lambda: None
-        """Callback when a host has connected, and when models have been reloaded."""
+        """Callback when an engine host has connected, and when it has reloaded models."""
         self.on_end: Callable[[bool], None] = lambda is_final: None
-        """Callback when the host sends no more data; the argument says whether open requests have failed because no
-        other host will continue them."""
+        """Callback when the engine host sends no more data. Its argument says whether open requests have failed because no other
+        host will continue them."""
 
     async def run(self, link: HostConnection) -> None:
         """Exchange frames with an engine host until it sends ``Shutdown``.
@@ -129,7 +129,7 @@ class AsyncLLMEngine:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether an engine host has died, and not all of its open requests have resumed on the next one."""
+        """Whether an engine host has died, and some of its open requests have not resumed on the next one."""
         return self._awaits_host or self._requests.runs_suspect
 
     @property
@@ -151,8 +151,8 @@ class AsyncLLMEngine:
 
     @property
     def wait(self) -> Wait | None:
-        """The wait that blocks the open requests: of rank 0 for other ranks, or of the gateway for rank 0. None if
-        nothing blocks them."""
+        """The wait that blocks the open requests: rank 0 waits for other ranks, or the gateway waits for rank 0. None if nothing
+        blocks the requests."""
         if self._link is not None and (silence := self._link.silence):
             return Wait(rank=None, peers="0", step=-1, seconds=silence)
         if self._wait is None:
@@ -162,13 +162,13 @@ class AsyncLLMEngine:
         return msgspec.structs.replace(wait, seconds=seconds) if seconds >= MIN_REPORTED_WAIT_SECONDS else None
 
     def register(self, task: EngineTask) -> None:
-        """Register a task before it has requests, so that it can be cancelled. The caller must later call ``forget``."""
+        """Register a task before it has requests, so that it can be cancelled. The caller must call ``forget`` in the end."""
         self._tasks.add(task)
         if self._ending is not None:
             task.fail(self._ending)
 
     def open(self, request: Request, tokenizer: Tokenizer | None, streams: bool, id: str) -> RequestState:
-        """Make the ``RequestState`` of a request under a unique key.
+        """Make the ``RequestState`` of a request, with a unique key for the engine.
 
         Args:
             streams: whether deltas are needed, for a streamed response.
@@ -187,8 +187,8 @@ class AsyncLLMEngine:
         self._requests.remove(task)
 
     def cancel(self, name: str, owner: str) -> bool:
-        """Cancel the open tasks of ``owner`` that have the id ``name`` (see ``GenerationTask.names``). Returns whether
-        there were any."""
+        """Cancel the open tasks of ``owner`` that have the id ``name`` (see ``GenerationTask.names``). Returns whether there were
+        such tasks."""
         matches = [task for task in self._tasks if task.owner == owner and name in task.names]
         for task in matches:
             task.fail(api_errors.cancelled())
@@ -200,7 +200,7 @@ class AsyncLLMEngine:
         return sorted(unfinished, key=lambda task: task.begin)
 
     def running_tasks(self, model: str) -> set[EngineTask]:
-        """Tasks of a model that had a running sequence when the engine last sent statistics."""
+        """Tasks of ``model`` that had a running sequence when the engine last sent statistics."""
         running = self._requests.owners(self._running_keys.get(model, ()))
         return {task for task in running if not _is_done(task)}
 
@@ -216,7 +216,7 @@ class AsyncLLMEngine:
         """Reload a model in another layout. Returns the outcome, and the model as it is served afterwards.
 
         Args:
-            change: the new layout, and the model's name.
+            change: the new layout, and the name of the model.
 
         Raises:
             ApiError: another change is pending; or the engine host died before or during the change, and its successor
@@ -232,20 +232,20 @@ class AsyncLLMEngine:
         try:
             self._tell(ChangeLayout(change))
             answer = await self._change
-            if answer.is_busy:  # a change by --replan had begun before the host received this one
+            if answer.is_busy:  # before the host received this change, a change by --replan had begun
                 raise _change_under_way()
             return answer, next(model for model in self._models if model.name == change.model)
         finally:
             self._change = None
 
-    # Frames to and from the host.
+    # Frames to and from the engine host.
 
     def _tell(self, frame: FromGateway) -> None:
         if self._link is not None:  # without a host, open requests have failed or wait for the next host
             self._link.send(frame)
 
     def _take(self, frame: FromHost) -> None:
-        self._wait = None  # any other frame shows that rank 0 no longer waits
+        self._wait = None  # any other frame shows that rank 0 has stopped waiting
         if isinstance(frame, Updates):
             self._last_progress = self._clock()
             for key, update in frame.answers:
@@ -259,7 +259,7 @@ class AsyncLLMEngine:
             self._wait = (frame.wait, self._clock()) if frame.wait else None
         elif isinstance(frame, StatsUpdate):
             num_steps = sum(stats.num_steps for stats in frame.engines)
-            if num_steps != self._num_steps:  # counts as progress even if no tokens come, as for a long prompt
+            if num_steps != self._num_steps:  # counts as progress even without tokens, as of a long prompt
                 self._num_steps, self._last_progress = num_steps, self._clock()
             for stats in frame.engines:
                 self._running_keys[stats.model] = stats.running_keys
@@ -311,7 +311,7 @@ class AsyncLLMEngine:
             )
 
     def _fail(self, ending: ApiError) -> None:
-        """Fail all open tasks with ``ending``, and also tasks that are registered before the next engine host attaches."""
+        """Fail all open tasks with ``ending``, and also every task that is registered before the next engine host attaches."""
         self._ending = ending
         for task in list(self._tasks):
             task.fail(ending)
@@ -327,8 +327,8 @@ def _change_under_way() -> ApiError:
 
 
 def _can_go_on(before: ModelInfo, now: ModelInfo) -> bool:
-    """Whether the restarted model ``now`` can continue answers of ``before``. Layout, precision and maximum context
-    length may differ: the engine host refuses requests that no longer fit."""
+    """Whether the restarted model ``now`` can continue answers of ``before``. Layout, precision and maximum context length may
+    differ: the engine host refuses requests that do not fit any more."""
     return all(
         getattr(before, name) == getattr(now, name)
         for name in ("name", "tokenizer", "vocab_size", "hidden_size", "num_layers")

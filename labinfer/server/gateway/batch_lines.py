@@ -1,4 +1,4 @@
-"""Lines of a batch: validation, and the split of answers into the output and the error file."""
+"""Lines of a batch: BatchFile validates them; split_answers divides answers among the output file and the error file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from labinfer.server.gateway.options import MIB
 MAX_LINES = 50_000
 """Maximum number of lines of a batch, as in OpenAI's API."""
 MAX_FAILURES = 20
-"""Number of reported failures after which the validation of a batch ends."""
+"""Number of failures after which the validation of a batch stops."""
 ENVELOPE_BYTES = 1 << 16
-"""Maximum bytes of a line in addition to the request body that it contains."""
+"""Maximum length of a line, in bytes, without the request body that it contains."""
 
 
 class LineFailure(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class LineFailure(msgspec.Struct, frozen=True):
 
 
 class AnswerStatus(msgspec.Struct):
-    """HTTP status of a line's answer."""
+    """HTTP status of the answer to a line of a batch."""
 
     status_code: int
 
@@ -43,7 +43,7 @@ class AnswerLine(msgspec.Struct):
 
 
 class BodyProbe(msgspec.Struct):
-    """Partial schema of a line's request body. It suffices to reject ``stream``."""
+    """The field ``stream`` of a line's request body, which must not be true."""
 
     stream: bool | None = None
 
@@ -53,7 +53,7 @@ class BatchFile:
 
     Args:
         endpoint: path of the API to which every line must address its request.
-        max_body_size: maximum size of a line's body, in MiB.
+        max_body_size: maximum size of the request body in a line, in MiB.
     """
 
     def __init__(self, path: Path, endpoint: str, max_body_size: int):
@@ -66,8 +66,7 @@ class BatchFile:
             yield from lines
 
     def validate(self) -> tuple[int, list[LineFailure]]:
-        """Check all lines of the file, which takes long for a large one. Returns the number of lines and the
-        failures."""
+        """Check all lines of the file, which takes long for a large file. Returns the number of lines and the failures."""
         failures: list[LineFailure] = []
         numbers: dict[str, int] = {}
         total = 0
@@ -85,7 +84,7 @@ class BatchFile:
         return total, failures
 
     def _check(self, number: int, line: bytes | LongLine, numbers: dict[str, int]) -> LineFailure | None:
-        """Reason why a line is invalid, or None; ``numbers`` maps each ``custom_id`` so far to its line number."""
+        """Reason why a line is invalid, or None; ``numbers`` maps each ``custom_id`` of earlier lines to the line number."""
         if isinstance(line, LongLine):
             problem = f"the line has {line.num_bytes} bytes, more than --max-body-size"
             return LineFailure(number, "line_too_long", problem)
@@ -107,7 +106,7 @@ class BatchFile:
 
 
 def split_answers(answers: Path, output: Path, errors: Path) -> None:
-    """Copy each line of the file ``answers`` to the file ``output`` if it has succeeded, otherwise to ``errors``. An
+    """Copy each line of the file ``answers`` to the file ``output`` if its status is a success, otherwise to ``errors``. An
     incomplete last line (disk full) is dropped."""
     with open(answers, "rb") as lines, open(output, "wb") as good, open(errors, "wb") as bad:
         for line in lines:

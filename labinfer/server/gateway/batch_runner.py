@@ -1,8 +1,8 @@
-"""BatchRunner: runs batches of ``/v1/batches``, one request per line, with a journal as in offline jobs.
+"""BatchRunner: runs batches of ``/v1/batches``, one request per line, with a journal like that of an offline job.
 
-A line is handled like an online request (same handlers, limits and errors), with a lower priority and bounded
-concurrency. Answers go to a file with a journal (``labinfer/api/batch``), so that a restarted server resumes with the
-unanswered lines. At the end that file is split into the output and the error file.
+A line is handled by the handler of online requests, with the limits and errors of online requests, but with a lower priority and a
+bounded number at a time. Answers go to a file with a journal (``labinfer/api/batch``), so that a restarted server resumes with the
+unanswered lines. At the end of the batch, the file is split into the output file and the error file.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 MAX_OPEN_BATCHES, MAX_BATCHES = 64, 1000
-"""Maximum number of open batches, and of stored batches, per caller. Above the second limit the oldest batch is
-dropped, but not its files."""
+"""Maximum number of open batches, and of stored batches, per caller. Of more stored batches the oldest is dropped; its files
+stay."""
 PRIORITY = 1_000_000
-"""Added to the priority value of every line. Requests with lower values run first, so batches run after online
+"""Number added to the priority value of every line of a batch. Requests with lower values run first, so batches run after online
 requests."""
 RETRY_STATUSES = (429, 503)
 MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
@@ -49,12 +49,12 @@ MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 1.0, 30.0
 
 
 class LineAnswer(NamedTuple):
-    """Answer to one line (request) of a batch."""
+    """Answer to the request in one line of a batch."""
 
     status: int
     body: bytes = b""
     retry_seconds: float = 0.0
-    """Seconds until a retry if the line was rejected for lack of capacity; 0 if it is answered."""
+    """Seconds until a retry if the line was rejected for lack of capacity; 0 if the line is answered."""
     warning: str = ""
     """Text of the response header ``x-warning``."""
 
@@ -63,7 +63,7 @@ class BatchRunner:
     """Runs batches.
 
     Args:
-        handlers: maps each path to its handler.
+        handlers: handler of each path that batches may address.
     """
 
     def __init__(self, service: Service, store: FileStore, handlers: dict[str, Handler]):
@@ -73,7 +73,7 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task] = {}
 
     def resume(self) -> None:
-        """Resume the batches that were open when the last server ended, if their owners' API keys are still valid."""
+        """Resume batches that were open when the previous server ended, if their owner's API key is still valid."""
         for stored in self._store.all_batches():
             if not stored.batch.is_open:
                 continue
@@ -118,7 +118,7 @@ class BatchRunner:
             raise api_errors.bad_request(f"the batch {id} is {batch.status}, and cannot be cancelled")
         if batch.status in ("validating", "in_progress"):
             batch = self._change(owner, batch, status="cancelling", cancelling_at=self._now())
-        if id not in self._tasks:  # it has ended, but its result files could not be written: try again
+        if id not in self._tasks:  # the batch has ended, but its result files could not be written: try again
             self._start(owner, batch)
         return batch
 
@@ -135,7 +135,7 @@ class BatchRunner:
         failures: list[LineFailure] = []
         try:
             failures = await self._answer(owner, batch)
-        except BaseException as error:  # isolate failures: other batches continue
+        except BaseException as error:  # a failure must not affect other batches
             if not is_failure(error):
                 raise
             logger.error("batch %s failed\n%s", batch.id, traceback.format_exc().rstrip())
@@ -146,7 +146,7 @@ class BatchRunner:
             problem = f"the results of batch {batch.id} cannot be written: {error.strerror}"
             logger.error("%s; retried when the server restarts, or if the batch is cancelled", problem)
 
-    # Answering the lines of a batch.
+    # Answers to the lines of a batch.
 
     async def _answer(self, owner: str, batch: Batch) -> list[LineFailure]:
         """Validate the input file of a batch, and answer all of its lines. If the file is invalid, no line is answered,
@@ -170,7 +170,7 @@ class BatchRunner:
         return []
 
     async def _answer_rest(self, owner: str, batch: Batch, file: BatchFile, output: JobOutput) -> None:
-        """Answer the lines that have no answer yet, until all are answered or the batch is cancelled."""
+        """Answer the lines that have no answer yet, until every line has one or the batch is cancelled."""
         num_failed = output.num_failed
         self._count(
             owner, batch.id, RequestCounts(batch.request_counts.total, len(output.digests) - num_failed, num_failed)
@@ -247,10 +247,10 @@ class BatchRunner:
         finally:
             context.end(status, log=False)
 
-    # Changing the state of a batch.
+    # Changes of the state of a batch.
 
     async def _finish(self, owner: str, id: str, failures: list[LineFailure]) -> None:
-        """End a batch: make its result files from the answers so far, also if it has failed.
+        """End a batch: make its result files from the answers so far, also of a failed batch.
 
         Raises:
             OSError: the files cannot be written.
@@ -276,14 +276,15 @@ class BatchRunner:
         self._store.remove_answers(batch)
 
     async def _adopt_answers(self, owner: str, batch: Batch, answers: Path) -> dict[str, str]:
-        """Store the answers as result files of the owner; returns the ids of those that are not empty."""
+        """Store answers as result files (output and errors) of ``owner``. Returns the ids of the files that are not empty, by their
+        name in ``Batch``."""
         paths = {name: self._store.new_upload_path() for name in ("output", "error")}
         results = {}
         try:
             await asyncio.to_thread(split_answers, answers, paths["output"], paths["error"])
             for name, path in paths.items():
                 filename = f"{batch.id}_{name}.jsonl"
-                self._store.remove_results(owner, filename)  # files of a server that died before the batch was stored
+                self._store.remove_results(owner, filename)  # left by a server that died before it stored the batch
                 if path.stat().st_size:
                     results[f"{name}_file_id"] = self._store.adopt(owner, path, filename, "batch_output").id
         finally:
@@ -295,7 +296,7 @@ class BatchRunner:
         return self._store.batch(owner, id).status == "cancelling"
 
     def _count(self, owner: str, id: str, counts: RequestCounts) -> None:
-        """Update the progress counts of a batch in memory. After a restart they are recomputed from the journal."""
+        """Update the progress counts of a batch in memory. After a restart, the counts come from the journal."""
         batch = self._store.batch(owner, id)
         self._store.put_batch(owner, msgspec.structs.replace(batch, request_counts=counts), is_lasting=False)
 

@@ -7,7 +7,7 @@ from labinfer.server.gateway.admission_control import RETRY_SECONDS
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 FREE_BYTES = 1 << 16
-"""Maximum length in bytes of a body that is always accepted: the connection's own buffers have this size anyway."""
+"""Maximum length, in bytes, of a body that is always accepted: the buffers of a connection are as large."""
 FLAG = "--max-body-memory"
 
 
@@ -24,12 +24,11 @@ class BodyMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether so little of the memory is free that a body of the maximum length would be rejected, whoever sends
-        it."""
+        """Whether a body of the maximum length would be rejected, whoever sends it, because too little memory is free."""
         return self._num_bytes > self._most - self._most_per_caller
 
     def lease(self, caller: str) -> BodyLease:
-        """Return a new lease for one body of ``caller``, which occupies no memory yet."""
+        """Return a new lease for one body of ``caller``, which has reserved no memory yet."""
         return BodyLease(self, caller)
 
     def _add(self, caller: str, count: int) -> None:
@@ -52,16 +51,16 @@ class BodyMemory:
 
 
 class BodyLease:
-    """The part of a ``BodyMemory`` that one request body occupies."""
+    """The part of a ``BodyMemory`` that is reserved for one request body."""
 
     def __init__(self, memory: BodyMemory, caller: str):
         self._memory, self._caller = memory, caller
         self.num_bytes = 0
-        """Length of the body so far."""
+        """Number of bytes that are reserved for the body so far."""
         self._num_counted = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Reserve ``num_bytes`` more, before that many bytes are stored.
+        """Reserve ``num_bytes`` more, before they are stored.
 
         Raises:
             ApiError: 429 if the caller's share of the memory is used up, 503 if the total is.

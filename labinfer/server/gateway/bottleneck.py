@@ -1,4 +1,4 @@
-"""Bottleneck report: what limits a model's throughput, derived from the stats of its ranks."""
+"""diagnose: finds what limits a model's throughput, from the stats of its ranks."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.stats import EngineStats, RankStats
 
 MIN_SECONDS, MIN_STEPS = 2.0, 5
-"""Minimum seconds with work, and minimum number of steps, that every rank must have for a report."""
+"""Minimum seconds with work, and minimum number of steps, that every rank must have for a bottleneck report."""
 BUSY = 0.8
-"""Minimum busy fraction of a stage that by itself makes the stage the bottleneck."""
+"""Minimum busy fraction with which a stage is the bottleneck, whatever the other stages do."""
 UNEVEN = 1.1
-"""Minimum ratio of the busiest stage's busy fraction to the mean of the other stages for an unbalanced layout."""
+"""Minimum ratio of the busiest stage's busy fraction to the mean of the other stages at which a layout counts as unbalanced."""
 MIN_SHORTAGE = 0.5
-"""Minimum shortage of running sequences, on average, at which too few requests are the bottleneck. The shortage is the
-number of stages minus that of running sequences: one sequence per stage keeps all stages busy."""
+"""Minimum shortage of running sequences, on average, at which too few requests are the bottleneck. The shortage is the number of
+stages minus the number of running sequences: one sequence per stage keeps all stages busy."""
 MIN_QUEUE = 0.5
-"""Minimum mean number of waiting sequences that counts as a queue; fewer are merely about to start."""
+"""Minimum mean number of waiting sequences that counts as a queue; fewer sequences are only about to start."""
 FULL_CACHE, FULL_BATCH = 0.9, 0.95
 """Thresholds at which a resource counts as full: mean fraction of KV blocks in use, and mean number of running
 sequences as a fraction of ``--max-num-seqs``."""
 
 
 def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, others_ran: bool) -> BottleneckReport | None:
-    """Find the bottleneck in the time between the first and the last stats of ``window``. Returns None if a rank has
-    worked too little then.
+    """Find the bottleneck in the time between the first and the last stats of ``window``. Returns None if a rank has worked too
+    little in this time.
 
     The busiest stage is the bottleneck if it computes nearly all the time, or if its idle fraction is at most the
     excess of its busy fraction over the mean of all stages. Otherwise the idle time of the busiest stage has another
@@ -69,7 +69,7 @@ def diagnose(window: Sequence[EngineStats], info: ModelInfo, time_us: int, other
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """The work of a rank in the time between two stats."""
+    """The work of a rank in the time between two reports of its stats."""
 
     rank: int
     stage: int
@@ -122,7 +122,7 @@ def _bound(
 
 
 def _full(at_work: list[EngineStats], preempted: bool, max_num_seqs: int) -> Literal["kv_cache", "max_num_seqs"] | None:
-    """The full resource for which sequences wait: KV blocks or places in a batch. None if no sequences wait, or neither
+    """The full resource for which sequences wait: KV blocks or places in a batch. None if no sequences wait, or if neither resource
     is full."""
     if not at_work or fmean(stats.waiting for stats in at_work) < MIN_QUEUE:
         return None

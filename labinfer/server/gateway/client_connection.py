@@ -1,8 +1,8 @@
-"""ClientConnection: uvicorn's HTTP connection with time and memory limits against slow or greedy clients.
+"""ClientConnection: uvicorn's HTTP connection with time and memory limits against clients that are slow or send too much.
 
-Without limits a client can hold a connection and its memory forever: by sending its request a byte at a time or never
-(CWE-400, Slowloris), by an endless header, trailer or chunk extension, by excessive pipelining, or by not reading the
-response. With these limits, a connection uses less than 0.2 MiB until its request is admitted.
+Without limits a client can hold a connection and its memory forever: by sending a request one byte at a time or never (CWE-400,
+Slowloris), by an endless header, trailer or chunk extension, by excessive pipelining, or by not reading the response. With these
+limits, a connection uses less than 0.2 MiB until its request is admitted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_errors import ApiError
 
 REQUEST_SECONDS = 60.0
-"""Timeout in seconds for a complete request, from its first byte; for the first request of a connection, from the
-connection's start."""
+"""Timeout in seconds for a complete request, from its first byte; for the first request of a connection, from the start of the
+connection."""
 STALL_SECONDS = 60.0
-"""Timeout in seconds for a client that reads nothing while the send buffers are full."""
+"""Timeout in seconds for a client that reads nothing while the buffers for the response are full."""
 LINGER_SECONDS = 2.0
 """Seconds that a client has to read an error response before the connection closes. An immediate close, with data of
 the client still unread, would discard the response."""
@@ -31,12 +31,12 @@ UPGRADE_FIELDS = (b"connection", b"upgrade", b"http2-settings")
 MAX_HEAD = 1 << 16
 """Maximum bytes of a request outside its body: request line, header fields and chunk framing."""
 MAX_FIELDS = 128
-"""Maximum number of header fields of a request; each costs several Python objects."""
+"""Maximum number of header fields of a request; each field takes several Python objects."""
 CHUNK_OVERHEAD = 8
-"""Allowed bytes of chunk framing per body byte, in addition to ``MAX_HEAD``; one-byte chunks have five bytes each."""
+"""Allowed bytes of chunk framing per body byte, in addition to ``MAX_HEAD``; a one-byte chunk has five bytes of framing."""
 MAX_UNREAD = 1 << 26
-"""Maximum bytes of a request body that are read and discarded after the response is complete, so that the client gets
-to read it."""
+"""Maximum bytes of a request body that are read and discarded after the response is complete, so that the client can read the
+response."""
 MAX_AHEAD = 16
 """Maximum number of pipelined requests of a connection."""
 READ_BYTES = 1 << 14
@@ -49,13 +49,12 @@ class TooMuch(Exception):
 
 
 class ClientConnection(HttpToolsProtocol):
-    """An HTTP connection that is aborted when a limit is exceeded; to the request's handler, this is a client
-    disconnect.
+    """An HTTP connection that is aborted when a limit is exceeded; the request's handler sees a client disconnect.
 
     Args:
         max_connections: maximum number of open connections; 0 means unlimited. Above it, the connection that has waited
             longest for a complete request is closed.
-        keywords: arguments of uvicorn's protocol.
+        keywords: arguments of uvicorn's protocol class.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -97,14 +96,13 @@ class ClientConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
-            self.transport.abort()  # the request is incomplete: shutdown need not wait for it
+            self.transport.abort()  # no complete request yet, so shutdown need not wait
         else:
             super().shutdown()
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse ``data``. Returns the part that must be parsed again: a request for a protocol upgrade is handled as a
-        plain HTTP/1.1 request (RFC 9110, section 7.8). Java's clients send such a request first, and uvicorn would lose
-        its body."""
+        """Parse ``data``. Returns the part that must be parsed again. A request for a protocol upgrade is parsed again as a plain
+        HTTP/1.1 request (RFC 9110, section 7.8): Java's clients begin with such a request, and uvicorn would lose its body."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
@@ -128,8 +126,8 @@ class ClientConnection(HttpToolsProtocol):
 
     @property
     def _overhead(self) -> int:
-        """Bytes of the current HTTP message outside its body (head, chunk framing), minus ``CHUNK_OVERHEAD`` per body
-        byte. If it exceeds ``MAX_HEAD``, the request is refused."""
+        """Bytes of the current HTTP message outside its body (head, chunk framing), minus ``CHUNK_OVERHEAD`` per body byte. If this
+        exceeds ``MAX_HEAD``, the request is refused."""
         return self._num_bytes - (1 + CHUNK_OVERHEAD) * self._num_body_bytes
 
     # Parser callbacks.
@@ -141,7 +139,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer field: no handler reads any (RFC 9110, section 6.5.1)
+            return  # a field of a trailer, which no handler reads (RFC 9110, section 6.5.1)
         if len(self.headers) == MAX_FIELDS:
             raise TooMuch
         super().on_header(name, value)
@@ -175,7 +173,7 @@ class ClientConnection(HttpToolsProtocol):
             self._awaited_since = self.loop.time()
         super().on_response_complete()
 
-    # Flow control.
+    # Flow control of the response.
 
     def pause_writing(self) -> None:
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
@@ -197,7 +195,7 @@ class ClientConnection(HttpToolsProtocol):
     def _give_up(self) -> None:
         cycle = self.cycle
         is_answering = cycle is not None and not cycle.more_body and not cycle.response_complete
-        if self.pipeline or is_answering:  # the client waits for a response, not the server for a request
+        if self.pipeline or is_answering:  # now the client waits for a response, not the server for a request
             self._start_timer()
         else:
             self.transport.abort()
@@ -208,8 +206,8 @@ class ClientConnection(HttpToolsProtocol):
             if self.cycle.response_started or self.pipeline:
                 self.transport.abort()
                 return
-            self.cycle.disconnected = True  # the handler that reads the body must not send a second response
-            self.cycle.waiting_for_100_continue = False  # nor send 100 Continue
+            self.cycle.disconnected = True  # a handler that reads the body must not send a second response
+            self.cycle.waiting_for_100_continue = False  # nor must it send 100 Continue
             self.cycle.message_event.set()
         body = msgspec.json.encode(error.body())
         head = (

@@ -1,4 +1,4 @@
-"""ClusterHistory: stats of the last hour, and step traces as long as a client watches."""
+"""ClusterHistory: statistics of the last hour of each model, and traces of steps while a client watches."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ from labinfer.server.link.frames import ModelInfo, RankShardInfo, Trace
 from labinfer.server.link.stats import Drift, EngineStats, RankStats, TracedStep
 
 PAUSE_SECONDS = 4.0
-"""An idle engine sends no stats. After a gap of more than these seconds, the next point of the history covers only
+"""An idle engine sends no stats. If stats arrive after a gap of more than ``PAUSE_SECONDS``, the point of the history covers only
 ``POINT_SECONDS``, not the idle time."""
 REPORT_SECONDS = 10.0
-"""Seconds that a bottleneck report, and the rates of traffic between ranks, cover."""
+"""Seconds of statistics from which bottleneck reports and rates of traffic between ranks are computed."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
-"""Seconds that stage speeds and cache hit rates cover, and interval in seconds of the stats that are kept for them."""
+"""Seconds of statistics from which stage speeds and cache hit rates are computed, and interval in seconds of the stats that are
+kept for this."""
 KEPT_BYTES = 4 << 20
-"""Maximum bytes of recorded slices that are kept per model: about half a minute of short steps on two ranks."""
+"""Maximum bytes of trace slices that are kept per model: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0
-"""Maximum seconds of a wait in a trace. Longer waits are left out: otherwise a trace could begin an hour before its
-first step."""
+"""Maximum seconds of a wait that a trace shows. Longer waits are left out: a trace could otherwise begin an hour before its first
+step."""
 MAX_BEHIND = 8
-"""Maximum number of queued events per watching client; for a slower client the oldest are dropped."""
+"""Maximum number of queued events per watching client; a slower client loses the oldest events."""
 
 
 class Watcher:
-    """Event queue of a client that watches one model: its stats and traces."""
+    """Event queue of a client that watches one model. The events are the model's stats and traces."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -68,16 +69,16 @@ class Watcher:
         self._events.put_nowait(None)
 
     async def next(self, seconds: float | None = None) -> bytes | None:
-        """Return the next event, encoded. None after the last one, or after a timeout of ``seconds``."""
+        """Return the next event, encoded. None after the last event, or after a timeout of ``seconds``."""
         try:
             return await asyncio.wait_for(self._events.get(), seconds)
-        except asyncio.TimeoutError:  # an alias of TimeoutError from Python 3.11 on
+        except asyncio.TimeoutError:  # the name of TimeoutError before Python 3.11
             return None
 
 
 @dataclass(kw_only=True)
 class ModelHistory:
-    """Stats, recorded slices and watching clients of one model."""
+    """Statistics, trace slices and watching clients of one model."""
 
     last: EngineStats
     last_time: float
@@ -89,11 +90,11 @@ class ModelHistory:
     recent: deque[tuple[float, EngineStats]] = field(default_factory=deque)
     """Stats of the last ``REPORT_SECONDS``, as (arrival time, stats)."""
     minute: deque[tuple[float, EngineStats]] = field(default_factory=deque)
-    """Stats of the last ``SPEED_SECONDS``, one every ``MARK_SECONDS``, as (arrival time, stats). The first entry lies
-    before that window."""
+    """Stats of the last ``SPEED_SECONDS``, one every ``MARK_SECONDS``, as (arrival time, stats). The first entry is from before
+    that time."""
     bottleneck: BottleneckReport | None = None
     slices: deque[tuple[float, int, Slices]] = field(default_factory=deque)
-    """Recorded slices, as (arrival time, rank, slices)."""
+    """Trace slices, as (arrival time, rank, slices)."""
     slice_bytes: int = 0
     watchers: set[Watcher] = field(default_factory=set)
 
@@ -102,9 +103,9 @@ class ClusterHistory:
     """History of all models of a gateway.
 
     Args:
-        watch: called with True when the first client starts to watch, and with False when the last one ends.
+        watch: called with True when the first client starts to watch, and with False when the last one stops.
         count_open: returns the numbers of running and of waiting requests of a model.
-        latencies: latencies of the last minute.
+        latencies: latencies of each model in the last minute.
         clock: seconds since 1970.
     """
 
@@ -124,12 +125,12 @@ class ClusterHistory:
         self._watch, self._clock = watch, clock
         self._ended = False
         self.tracing = asyncio.Lock()
-        """Held while a trace file is built: concurrent builds would take memory and CPU from requests."""
+        """Lock held while a trace file is built, so that only one is built at a time: builds take memory and CPU from requests."""
 
-    # Called by the gateway with the engine's data.
+    # Called by the gateway with data of the engine.
 
     def begin(self) -> None:
-        """Prepare for a new engine host, whose counters begin at 0."""
+        """Prepare for the stats of a new engine host, whose counters begin at 0."""
         self._ended = False
         for name, model in self._models.items():
             model.last, model.last_time = EngineStats(model=name), self._clock()
@@ -147,9 +148,9 @@ class ClusterHistory:
     def add_stats(self, stats: EngineStats) -> None:
         """Add the latest stats of a model."""
         model, now = self._models[stats.model], self._clock()
-        model.last_time = min(model.last_time, now)  # the clock may be set back
+        model.last_time = min(model.last_time, now)  # the clock may have been set back
         if now - model.last_time < POINT_SECONDS and not model.points.is_empty:
-            return  # too early for another point; more stats follow when work has ended
+            return  # too early for a point; more stats come before work ends
         minute = model.minute
         if minute and minute[-1][0] > now:
             minute.clear()
@@ -173,7 +174,7 @@ class ClusterHistory:
             _hand_out(model, StatsEvent(**msgspec.structs.asdict(point), **self.present(stats.model)))
 
     def add_trace(self, trace: Trace) -> None:
-        """Add the latest steps and slices of a model."""
+        """Add the latest steps and trace slices of a model."""
         model, now = self._models[trace.model], self._clock()
         for rank, slices in trace.slices:
             model.slices.append((now, rank, slices))
@@ -201,8 +202,8 @@ class ClusterHistory:
         return {stats.rank: stats for stats in self._models[name].last.ranks}
 
     def present(self, name: str) -> dict[str, Any]:
-        """The current values that a ``StatsEvent`` has in addition to a ``StatsPoint``: traffic, stage speeds,
-        bottleneck and drift."""
+        """Current values for the fields of a ``StatsEvent`` that a ``StatsPoint`` lacks: traffic, stage speeds, bottleneck and
+        drift."""
         model = self._models[name]
         before = {rank.rank: rank for rank in model.recent[0][1].ranks} if model.recent else {}
         ranks = model.last.ranks
@@ -217,7 +218,7 @@ class ClusterHistory:
 
     @contextlib.contextmanager
     def watching(self, name: str) -> Iterator[Watcher]:
-        """Context in which a new ``Watcher`` receives the model's events; meanwhile all ranks trace their steps."""
+        """Context in which a new ``Watcher`` receives the model's events; inside the context, all ranks trace their steps."""
         model, watcher = self._models[name], Watcher()
         if not self._is_watched:
             self._watch(True)
@@ -234,15 +235,15 @@ class ClusterHistory:
     def tracks(
         self, name: str, ranks: Iterable[RankShardInfo], since: float = 0.0, seconds: float = math.inf
     ) -> list[Track]:
-        """The recorded slices of each rank. Slow if there are many: call it outside the event loop.
+        """The trace slices of each rank, as tracks. Slow if there are many slices: call it outside the event loop.
 
         Args:
-            since: seconds since 1970; slices that arrived earlier are left out.
-            seconds: length of each rank's track, from the end of the rank's first slice, as clocks of ranks differ.
+            since: seconds since 1970; slices that arrived before are left out.
+            seconds: length of each rank's track, from the end of the rank's first slice, as the clocks of ranks differ.
         """
         slices: dict[int, list[Slice]] = {rank.rank: [] for rank in ranks}
         for when, rank, packed in list(self._models[name].slices):
-            if when >= since and rank in slices:  # a layout change may have taken the rank's part of the model
+            if when >= since and rank in slices:  # after a layout change, the rank may be spare
                 slices[rank] += (item for item in read_slices(packed) if not _is_idle(item))
         return [Track(rank.rank, rank.stage, rank.tp_rank, _in_order(slices[rank.rank], seconds)) for rank in ranks]
 
@@ -261,7 +262,7 @@ class ClusterHistory:
         return any(model.watchers for model in self._models.values())
 
     def _point(self, model: ModelHistory, stats: EngineStats, seconds: float, now: float) -> StatsPoint:
-        """Make the point of the latest ``stats``, whose rates cover ``seconds``."""
+        """Make the point of the history for the latest ``stats``. Its rates cover the last ``seconds``."""
         before, name = model.last, stats.model
         num_steps = stats.num_steps - before.num_steps
         ranks_before = {rank.rank: rank for rank in before.ranks}
@@ -307,8 +308,8 @@ def _is_idle(item: Slice) -> bool:
 
 
 def _in_order(slices: list[Slice], seconds: float) -> list[Slice]:
-    """Sort slices by begin time, outer before inner ones. Leaves out slices that begin more than ``seconds`` after the
-    end of the first one, which may be a long wait."""
+    """Sort trace slices by begin time, each before the slices nested in it. Leaves out slices that begin more than ``seconds``
+    after the end of the first slice, which may be a long wait."""
     until = min((item.end for item in slices), default=0) + seconds * 1e9
     return sorted((item for item in slices if item.begin < until), key=lambda item: (item.begin, -item.end))
 
@@ -335,7 +336,7 @@ def _rank_traffic(before: RankStats | None, now: RankStats, destination: int) ->
 
 
 def _busy(before: RankStats | None, now: RankStats) -> float | None:
-    """Busy fraction of a rank between two of its statistics reports; None without an earlier one."""
+    """Busy fraction of a rank between two of its statistics reports; None if ``before`` is None."""
     if before is None or now.when <= before.when:
         return None
     return min(1.0, max(0.0, now.busy_seconds - before.busy_seconds) / (now.when - before.when))

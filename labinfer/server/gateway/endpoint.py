@@ -17,7 +17,7 @@ from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.options import ServerOptions
 
 ANYWHERE = (400, 403, 405, 421, 431, 500)
-"""Error statuses of every endpoint. Endpoints whose HTTP method changes nothing (GET, HEAD, …) have no 403."""
+"""Error statuses of every endpoint. An endpoint whose HTTP method changes nothing (GET, HEAD, …) does not have 403."""
 READING = (*ANYWHERE, 404, 413, 415, 429, 503)
 """Error statuses of endpoints that read a request body."""
 GENERATING = (*READING, 408, 499)
@@ -31,18 +31,18 @@ Handler = Callable[[HttpContext], Awaitable[Response | EventStream]]
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An endpoint: its path, HTTP method and handler, and what ``/openapi.json`` says about it."""
+    """An endpoint: its path, HTTP method and handler, and what ``/openapi.json`` says about the endpoint."""
 
     method: str
     path: str
     aliases: tuple[str, ...] = ()
-    """Further paths that the handler serves."""
+    """Other paths that the handler also serves."""
     handler: Handler
     needs_key: bool = True
     opened_by: str = ""
     """Name of the server option that makes the endpoint public."""
     logged: bool = True
-    """Whether each request is logged; endpoints that are polled every few seconds are not."""
+    """Whether each request is logged; false for endpoints that programs poll every few seconds."""
     summary: str = ""
     body: type[msgspec.Struct] | None = None
     form: type[msgspec.Struct] | None = None
@@ -59,8 +59,8 @@ class Endpoint:
     errors: tuple[int, ...] = ANYWHERE
     error_form: ErrorForm = OPENAI_ERRORS
     is_anthropics_too: bool = False
-    """Whether Anthropic's API has this path as well. Anthropic's clients then get that API's format, and ``answer`` is
-    a union of both."""
+    """Whether Anthropic's API also has this path. If so, Anthropic's clients get Anthropic's format, and ``answer`` is a union of
+    OpenAI's and Anthropic's schemas."""
 
     @property
     def templates(self) -> list[str]:
@@ -69,11 +69,11 @@ class Endpoint:
 
     @property
     def error_statuses(self) -> tuple[int, ...]:
-        """All error statuses, sorted."""
+        """All error statuses of the endpoint, ascending."""
         return tuple(sorted({*self.errors, *[401] * self.needs_key} - {*[403] * (self.method in CHANGES_NOTHING)}))
 
     def with_options(self, options: ServerOptions, keys_required: bool) -> Endpoint:
-        """Copy of the endpoint for a server with these ``options``: it needs a key only if the server has keys and no
+        """Copy of the endpoint for a server with these ``options``: the copy needs an API key only if the server has keys and no
         option makes the endpoint public."""
         is_open = bool(self.opened_by) and getattr(options, self.opened_by)
         return replace(self, needs_key=self.needs_key and keys_required and not is_open)

@@ -1,4 +1,4 @@
-"""All endpoints: those of the API, those of the web pages, and ``/openapi.json``."""
+"""Lists of all endpoints: of the API (with ``/openapi.json``), and of the web pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def _document(model_names: tuple[str, ...], vocab_size: int, options: ServerOpti
 
 
 ASKING = (chat, completions, embeddings, pooling, tokenization, responses, messages, files, batches)
-"""Modules of the endpoints of OpenAI's, vLLM's and Anthropic's APIs: they run a model, or store its inputs and results."""
+"""Modules of the endpoints of OpenAI's, vLLM's and Anthropic's APIs: their endpoints run a model, or store inputs and results of
+one."""
 API = module_endpoints(*ASKING, requests, models, cluster, layout, health) + openapi.endpoints
 """Endpoints for programs, described in /openapi.json."""
 PAGES = module_endpoints(pages)

@@ -14,7 +14,7 @@ from labinfer.server.link.stats import STEP_TOKEN_BUCKETS, EngineStats, RankStat
 
 MODEL_LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the metrics label ``engine``. In vLLM it is the number of a data-parallel replica; here there is always one."""
+"""Value of the metrics label ``engine``. In vLLM the label is the number of a data-parallel replica; LABInfer has one replica."""
 RANK_LABELS = ("model_name", "rank", "stage", "tp_rank")
 EXPERT_LABELS = ("model_name", "layer", "expert")
 LINK_LABELS = ("model_name", "source", "destination")
@@ -74,7 +74,7 @@ class EngineMetrics(Collector):
     Counters of a restarted engine begin at 0, as Prometheus expects.
 
     Args:
-        model_names: models of the engines; all metrics are 0 until the first stats.
+        model_names: names of the models; all metrics of a model are 0 until its first stats arrive.
         clock: monotonic time in seconds.
     """
 
@@ -88,7 +88,7 @@ class EngineMetrics(Collector):
         self._last[stats.model] = (stats, self._clock())
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics with their current values."""
+        """Yield all metrics with their current values."""
         engines = [stats for stats, _ in self._last.values()]
         models = [((stats.model, ENGINE), stats) for stats in engines]
         ranks = [
@@ -136,7 +136,7 @@ class EngineMetrics(Collector):
         return metric
 
     def _step_age(self) -> Metric:
-        """Seconds since the last completed step. Keeps growing if the engine host hangs in a step and sends no stats."""
+        """Metric: seconds since the last completed step. It keeps growing if the engine host hangs in a step and sends no stats."""
         metric = GaugeMetricFamily(
             "labinfer:step_age_seconds",
             "Time since the last completed step while there is work, at the resolution of the engine's reports.",

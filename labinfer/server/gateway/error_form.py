@@ -12,7 +12,7 @@ from labinfer.requests.openai.api_object import ApiObject
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """The error format of an API: its schema, and the function that makes an error body."""
+    """The error format of an API: its schema, and the function that makes the body of an error response."""
 
     name: str
     """Name of the API in ``/openapi.json``; empty for OpenAI's."""
@@ -23,5 +23,5 @@ class ErrorForm:
 
 ANTHROPIC_ERRORS = ErrorForm("Anthropic", AnthropicError, anthropic_error)
 VERSION_HEADER = "anthropic-version"
-"""HTTP header by which requests of Anthropic's clients are recognized."""
+"""HTTP header that only Anthropic's clients send; it selects Anthropic's format."""
 OPENAI_ERRORS = ErrorForm("", ErrorAnswer, lambda error, request_id: error.body())

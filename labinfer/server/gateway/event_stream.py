@@ -20,7 +20,7 @@ from labinfer.requests.openai.api_object import ApiObject
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 15.0
-"""Idle seconds after which a comment is sent, so that proxies and clients keep the connection open."""
+"""Seconds without an event after which a comment is sent, so that proxies and clients keep the connection open."""
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -28,23 +28,23 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event(data: ApiObject) -> bytes:
-    """Encode ``data`` as an event."""
+    """Encode ``data`` as a server-sent event."""
     return b"data: " + _encode(data) + b"\n\n"
 
 
 def named_event(data: ApiObject) -> bytes:
-    """Encode ``data`` as an event whose name is the tag of the struct."""
+    """Encode ``data`` as a server-sent event whose name is the tag of the struct."""
     return f"event: {data.__struct_config__.tag}\n".encode() + event(data)
 
 
 def error_event(error: ApiError) -> bytes:
-    """Encode the event that reports an error in mid-stream."""
+    """Encode the server-sent event that reports an error in mid-stream."""
     return b"event: error\n" + event(error.body())
 
 
 @dataclass(frozen=True)
 class StreamForm:
-    """Format of an API's streams: end marker, keep-alive message, and event that reports an error in mid-stream."""
+    """Format of an API's streams: end marker, keep-alive message, and encoder of the event that reports an error in mid-stream."""
 
     end: bytes = DONE
     keep_alive: bytes = KEEP_ALIVE
@@ -59,7 +59,7 @@ class EventStream:
 
     Args:
         events: encoded events; an ``ApiError`` raised by the iterator becomes the last event.
-        on_disconnect: called if the client disconnects early; must make ``events`` end or raise.
+        on_disconnect: called if the client disconnects before the end; must make ``events`` end or raise.
         on_end: called when the response ends, for whatever reason.
         clock: monotonic time in seconds.
     """
@@ -98,7 +98,7 @@ class EventStream:
                     await self._send(send, data)
             except ApiError as error:
                 await self._send(send, self._form.error(error))
-            except Exception:  # noqa: BLE001 - the client gets an error event, as the stream is incomplete
+            except Exception:  # noqa: BLE001 - an error event tells the client that the stream is incomplete
                 logger.error("a stream failed\n%s", traceback.format_exc().rstrip())
                 await self._send(send, self._form.error(api_errors.internal()))
             await self._send(send, self._form.end)
@@ -106,7 +106,7 @@ class EventStream:
         finally:
             for task in side_tasks:
                 task.cancel()
-            with contextlib.suppress(RuntimeError):  # ``aclose`` fails while the iterator runs, after a cancellation
+            with contextlib.suppress(RuntimeError):  # after a cancellation, ``aclose`` fails while the iterator runs
                 await self._events.aclose()
             self._on_end()
 

@@ -1,7 +1,7 @@
 """FileStore: files and batches of all callers, in a folder that outlives the server.
 
-``files/ID`` is a file's content, ``files/ID.json`` its metadata, and ``batches/ID.json`` a batch. JSON files are replaced
-atomically, so that a crash leaves the previous version. Paths contain generated ids only, never text from a request.
+``files/ID`` is the content of a file, ``files/ID.json`` the file's metadata, and ``batches/ID.json`` a batch. JSON files are
+replaced atomically, so that a crash leaves the previous version. Paths contain generated ids only, never text from a request.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ MAX_FILES = 10_000
 """Maximum number of files per caller."""
 UPLOAD_NAME, FILE_NAME = re.compile("[0-9a-f]{16}"), re.compile("file-[0-9a-f]{24}")
 ANSWERS_NAME = re.compile(r"(batch_[0-9a-f]{24})\.answers.*")
-"""Pattern of the names of files with a batch's answers (and journals), so that other files in the folder are never
-removed."""
+"""Pattern of the names of a batch's answer file and its journal. Only files with such names are removed from the folder."""
 POLL_SECONDS = 0.1
-"""Seconds between two attempts to lock a folder that another server uses."""
+"""Seconds between two attempts to lock a folder that another server has locked."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -68,7 +67,7 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
     """Create and lock the folder of ``--files-dir``; return the file descriptor that holds the lock until it is closed.
 
     Args:
-        seconds: how long to wait for another server to release its lock.
+        seconds: seconds to wait until another server releases its lock.
 
     Raises:
         UserError: the folder cannot be used, a subfolder belongs to another user, or another server holds the lock.
@@ -84,7 +83,7 @@ def lock_folder(folder: Path, seconds: float = 0.0) -> int:
                     "files; choose another directory"
                 )
             is_shared = status.st_mode & stat.S_ISVTX  # such as /tmp, which others need; its subfolders are private
-            if status.st_uid == os.geteuid() and not is_shared:  # it may have been made by hand, for all to read
+            if status.st_uid == os.geteuid() and not is_shared:  # a subfolder made by hand may be readable by all
                 path.chmod(0o700)
         with contextlib.ExitStack() as on_failure:
             lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -122,7 +121,7 @@ class FileStore:
         now: returns seconds since 1970.
 
     Raises:
-        UserError: the folder cannot be used, or another server uses it.
+        UserError: the folder cannot be used, or another server has locked it.
     """
 
     def __init__(self, options: ServerOptions, now: Callable[[], float]):
@@ -130,11 +129,11 @@ class FileStore:
         self.max_file_bytes, self._max_bytes = options.max_file_size * MIB, options.max_files_size * MIB
         self._files: dict[str, StoredFile] = {}
         self._batches: dict[str, StoredBatch] = {}
-        self._num_bytes: Counter[str] = Counter()  # bytes of each owner's files, uploads in progress included
+        self._num_bytes: Counter[str] = Counter()  # bytes of each owner's files, with uploads in progress
         self._lock = lock_folder(self._folder)
         try:
             self.secret = self._load_secret()
-            """Secret from which owner ids are derived; stored, so that they survive a restart."""
+            """Secret from which owner ids are derived; stored, so that owner ids survive a restart."""
             for path in sorted((self._folder / "files").glob("*.json")):
                 if path.with_suffix("").exists():
                     self._files[path.stem] = stored = _load(path, StoredFile)
@@ -145,7 +144,7 @@ class FileStore:
         except OSError as error:
             raise UserError(f"--files-dir {self._folder} cannot be used: {error.strerror}") from None
 
-    # Files.
+    # Methods for files.
 
     def begin(self, owner: str) -> Upload:
         """Begin an upload of a file of ``owner``.
@@ -162,10 +161,10 @@ class FileStore:
         return [stored.file for stored in _owned_records(self._files, owner)]
 
     def file(self, owner: str, id: str, param: str = "id") -> FileObject:
-        """Return the owner's file with this id.
+        """Return the file ``id`` of ``owner``.
 
         Args:
-            param: name of the request's field or parameter that has the id, for errors.
+            param: name of the field or parameter of the request that has the id, for errors.
 
         Raises:
             ApiError: the owner has no such file.
@@ -177,7 +176,7 @@ class FileStore:
         return self._folder / "files" / file.id
 
     def delete_file(self, owner: str, id: str) -> None:
-        """Delete the owner's file with this id.
+        """Delete the file ``id`` of ``owner``.
 
         Raises:
             ApiError: the owner has no such file.
@@ -189,14 +188,14 @@ class FileStore:
         path.with_suffix(".json").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
-    # Batches.
+    # Methods for batches.
 
     def batches(self, owner: str) -> list[Batch]:
         """Batches of ``owner``, oldest first."""
         return [stored.batch for stored in _owned_records(self._batches, owner)]
 
     def batch(self, owner: str, id: str) -> Batch:
-        """Return the owner's batch with this id.
+        """Return the batch ``id`` of ``owner``.
 
         Raises:
             ApiError: the owner has no such batch.
@@ -219,7 +218,7 @@ class FileStore:
         (self._folder / "batches" / f"{batch.id}.json").unlink(missing_ok=True)
 
     def answers(self, batch: Batch) -> Path:
-        """Path of the file with a batch's answers; their journal is next to it. Both exist until the batch is done."""
+        """Path of the file with a batch's answers; its journal is next to it. File and journal exist until the batch is done."""
         return self._folder / "batches" / f"{batch.id}.answers"
 
     def remove_answers(self, batch: Batch) -> None:
@@ -228,25 +227,24 @@ class FileStore:
             path.unlink()
 
     def remove_results(self, owner: str, filename: str) -> None:
-        """Remove the owner's result files with this name, if any."""
+        """Remove result files of ``owner`` called ``filename``, if there are any."""
         for file in self.files(owner):
             if (file.filename, file.purpose) == (filename, "batch_output"):
                 self.delete_file(owner, file.id)
 
-    # For uploads.
+    # Methods for uploads.
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Reserve space for ``num_bytes`` that the owner is about to write, within the limits of ``--max-files-size``.
+        """Reserve space for ``num_bytes`` bytes that ``owner`` is about to write, within the limits of ``--max-files-size``.
 
         Raises:
-            ApiError: there is no space for them.
+            ApiError: there is no space for the bytes.
         """
         self.check_room(owner, num_bytes)
         self._num_bytes[owner] += num_bytes
 
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
-        """Check that the owner may store ``num_bytes`` more: within the limits of ``--max-files-size`` for each owner
-        and for all owners together.
+        """Check that ``owner`` may store ``num_bytes`` bytes more. ``--max-files-size`` limits each owner, and all owners together.
 
         Raises:
             ApiError: a limit is or would be exceeded.
@@ -259,16 +257,16 @@ class FileStore:
             )
 
     def release(self, owner: str, num_bytes: int) -> None:
-        """Release space that was reserved: ``num_bytes`` that are not used."""
+        """Release ``num_bytes`` bytes that were reserved and are not used."""
         self._num_bytes[owner] -= num_bytes
 
     def new_upload_path(self) -> Path:
-        """Path for a new temporary file, whose upload is incomplete."""
+        """New path for the temporary file of an upload that has just begun."""
         return self._folder / "uploads" / secrets.token_hex(8)
 
     def adopt(self, owner: str, path: Path, filename: str, purpose: str) -> FileObject:
-        """Move the complete file ``path`` into the store, as a file of ``owner``. No size limit applies, so that a
-        batch never loses its results."""
+        """Move the complete file ``path`` into the store, as a file of ``owner``. Ignores the size limits, so that a batch never
+        loses its results."""
         file = FileObject(
             id=f"file-{secrets.token_hex(12)}",
             bytes=path.stat().st_size,
@@ -292,8 +290,7 @@ class FileStore:
         return path.read_bytes()
 
     def _remove_orphans(self) -> None:
-        """Remove what a crashed server has left: incomplete uploads, files without metadata, and answers of ended
-        batches."""
+        """Remove files that a crashed server has left: incomplete uploads, files without metadata, and answers of ended batches."""
         for path in (self._folder / "uploads").iterdir():
             if UPLOAD_NAME.fullmatch(path.name):
                 path.unlink()
@@ -312,12 +309,12 @@ class FileStore:
 
 
 class Upload:
-    """A file being uploaded; the caller must ``close`` it."""
+    """A file that a client is uploading; the caller must call ``close``."""
 
     def __init__(self, store: FileStore, owner: str):
         self._store, self._owner = store, owner
         self._path = store.new_upload_path()
-        self._file = open(self._path, "xb")  # noqa: SIM115 - it is closed by ``close``
+        self._file = open(self._path, "xb")  # noqa: SIM115 - ``close`` closes the file
         self._num_bytes = 0  # bytes reserved for this upload
 
     def write(self, data: bytes) -> None:
@@ -333,12 +330,12 @@ class Upload:
         self._file.write(data)
 
     def finish(self, filename: str, purpose: str) -> FileObject:
-        """Store the file, whose upload is complete."""
+        """Move the file, whose upload is complete, into the store."""
         self._close_file()
         return self._store.adopt(self._owner, self._path, filename, purpose)
 
     def close(self) -> None:
-        """Remove the temporary file, unless ``finish`` has stored it."""
+        """Remove the temporary file, unless ``finish`` has moved it into the store."""
         self._close_file()
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -350,13 +347,13 @@ class Upload:
 
 
 def _owned_records(records: Mapping[str, Record], owner: str) -> list[Record]:
-    """Records of ``owner``, oldest first."""
+    """Records (files or batches) of ``owner``, oldest first."""
     own = (record for record in records.values() if record.owner == owner)
     return sorted(own, key=lambda record: record.created_at)
 
 
 def _owned_record(records: Mapping[str, Record], owner: str, id: str, kind: str, param: str = "id") -> Record:
-    """Return the owner's record with this id.
+    """Return the record (file or batch) ``id`` of ``owner``.
 
     Raises:
         ApiError: the owner has no such record.
@@ -368,7 +365,7 @@ def _owned_record(records: Mapping[str, Record], owner: str, id: str, kind: str,
 
 
 def _load(path: Path, kind: type[Record]) -> Record:
-    """Read a record from its JSON file.
+    """Read a record (file or batch) from its JSON file.
 
     Raises:
         UserError: the file is not in this server's format.

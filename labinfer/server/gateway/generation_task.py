@@ -1,4 +1,4 @@
-"""GenerationTask: the engine requests that one HTTP request makes, from admission until their resources are released."""
+"""GenerationTask: the engine requests of one HTTP request, from admission until their resources are released."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 class GenerationTask:
     """The engine requests of one HTTP request, from admission to the end of their answers.
 
-    A task fails on a timeout, an engine failure, a cancellation or a client disconnect. Its resources are then freed,
-    and its coroutines raise an ``ApiError``.
+    A task fails on a timeout, an engine failure, a cancellation or a client disconnect. When it fails, its resources are freed, and
+    coroutines that await it raise an ``ApiError``.
 
     Args:
         input: the parsed request body.
@@ -46,12 +46,12 @@ class GenerationTask:
         self.id, self.owner, self.model_name = context.id, context.caller.name, model.info.name
         self.user = input.user or ""
         self.names = {context.id}
-        """Ids by which the owner may cancel the task: of the HTTP request, and of the answer if that differs."""
+        """Ids by which the owner may cancel the task: the id of the HTTP request, and that of the answer if it differs."""
         loop = asyncio.get_running_loop()
         self.begin = loop.time()
         """Start time of the task, by the event loop's clock."""
         self.opened: list[RequestState] = []
-        """State of each engine request of the task; empty until the requests are built."""
+        """State of each engine request of the task; empty until the engine requests are built."""
         self._timer: asyncio.TimerHandle | None = None
         if context.seconds:
             self._timer = loop.call_later(context.seconds, self.fail, api_errors.timed_out(context.seconds))
@@ -59,19 +59,20 @@ class GenerationTask:
         self._changed: dict[tuple[int, int], None] = {}  # (request, answer) with unread updates, in arrival order
         self._num_accepted = 0
         self._error: ApiError | None = None
-        self._lease: Lease | None = None  # held from admission to close
+        self._lease: Lease | None = None  # the lease, from admission to ``close``
         self._token_times: dict[tuple[int, int], float] = {}
         self._with_first_token: set[tuple[int, int]] = set()  # (request, answer) numbers whose TTFT is recorded
         self._spent = 0
-        self._status = 200  # for the log; a stream that fails has already sent HTTP status 200
+        self._status = 200  # for the log: a stream that fails has already sent HTTP status 200
 
     @classmethod
     async def start(cls, context: HttpContext, model: Model, parse: Callable[[], GenerationInput]) -> GenerationTask:
-        """Create and start a task. Returns once the task is admitted and the engine has accepted its requests. All
-        costly work is done after admission, and counts towards the request's timeout.
+        """Create and start a task. Returns once the task is admitted and the engine has accepted its requests. All costly work is
+        done after admission, and its time counts towards the request's timeout.
 
         Raises:
-            ApiError: ``parse`` raises a ``UserError``, a prompt is invalid, the engine refuses one of the requests, or a limit is reached.
+            ApiError: ``parse`` raises a ``UserError``, a prompt is invalid, the engine refuses an engine request, or a limit is
+                reached.
         """
 
         def read() -> tuple[GenerationInput, list[PromptText] | None]:
@@ -103,7 +104,7 @@ class GenerationTask:
             try:
                 await context.until_disconnect(task._hand_over(), task.give_up)
             except ApiError:
-                task._lease.spend(-num_tokens)  # refund: the prompt was not run
+                task._lease.spend(-num_tokens)  # refund the charge: the prompt was not run
                 raise
             is_started = True
         finally:
@@ -124,7 +125,7 @@ class GenerationTask:
             self.close()
 
     def stream(self, events: AsyncIterator[bytes], form: StreamForm = OPENAI_FORM) -> EventStream:
-        """Return the HTTP response that streams ``events``, which the caller has made from ``deltas``."""
+        """Return the HTTP response that streams ``events``, which the caller makes from ``deltas``."""
 
         def end() -> None:
             self.close()
@@ -133,7 +134,8 @@ class GenerationTask:
         return EventStream(events, self._context.headers, self.give_up, end, self._context.service.clock, form=form)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Yield (request number, delta) for each delta as it arrives. The caller must ``close`` the task afterwards.
+        """Yield each delta when it arrives, as (number of the engine request, delta). The caller must ``close`` the task
+        afterwards.
 
         Raises:
             ApiError: the task has failed.
@@ -146,7 +148,7 @@ class GenerationTask:
                     if not self._changed:  # the error comes after output that arrived with it
                         self._status = error.status
                         raise
-            if self._changed:  # one at a time: updates that arrive while this delta is sent are merged into the next
+            if self._changed:  # one delta at a time: updates that arrive while it is sent are merged into the next one
                 number, index = next(iter(self._changed))
                 del self._changed[number, index]
                 delta = self.opened[number].take_delta(index, drops_logprobs=True)
@@ -154,8 +156,8 @@ class GenerationTask:
                 yield number, delta
 
     def usage(self, readers: list[ReplyReader] | None = None) -> Usage:
-        """Token counts of all requests so far, with reasoning tokens if ``readers`` has the reply reader of each answer
-        (for a task with a single request)."""
+        """Token counts of all engine requests so far. Includes reasoning tokens if ``readers`` has the reply reader of each answer
+        (only for a task with one engine request)."""
         if readers is None:
             return total_usage(self.opened)
         (state,) = self.opened
@@ -174,7 +176,7 @@ class GenerationTask:
         self.fail(api_errors.cancelled("the client closed the connection"))
 
     def fail(self, error: ApiError) -> None:
-        """Fail the task with ``error``: free its resources, and raise the error in coroutines that await the task."""
+        """Fail the task with ``error``: free its resources, and make coroutines that await the task raise the error."""
         if not self.is_done:
             self._error = self._error or error
             self._news.set()
@@ -194,15 +196,15 @@ class GenerationTask:
     # Callbacks of the engine client.
 
     def accept(self) -> None:
-        """Note that the engine has accepted one more request of the task."""
+        """Count one more engine request of the task that the engine has accepted."""
         self._num_accepted += 1
         self._news.set()
 
     def update(self, number: int, update: AnswerUpdate) -> bool:
-        """Apply an engine update to an answer of request ``number``. Returns whether the engine must abort the answer
-        because its text contains a stop string, for which the engine does not look."""
+        """Apply an engine update to an answer of request ``number``. Returns whether the engine must abort the answer because the
+        text of the answer contains a stop string; the engine itself does not look for stop strings."""
         opened = self.opened[number]
-        if opened.answers[update.index].finish_reason is not None:  # a stop string has ended the answer before
+        if opened.answers[update.index].finish_reason is not None:  # a stop string has ended the answer already
             return False
         if update.finish_reason is FinishReason.ABORT:
             reason = update.error or "the engine could not continue"
@@ -214,24 +216,23 @@ class GenerationTask:
         self._news.set()
         return stopped and update.finish_reason is None
 
-    # Steps of ``start``.
+    # Parts of ``start``.
 
     async def _after(self, work: Awaitable[Result]) -> Result:
-        """Await ``work`` and return its result. If the task fails before, cancel ``work`` and raise the task's
-        error."""
+        """Await ``work`` and return its result. If the task fails first, cancel ``work`` and raise the error of the task."""
         task, failing = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
         try:
             await asyncio.wait((task, failing), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 await failing
-            return await task  # also if the task has failed meanwhile: ``_hand_over`` raises later
+            return await task  # also if the task has failed by now: ``_hand_over`` raises later
         finally:
             task.cancel()
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
 
     async def _prepare(self, texts: list[PromptText] | None) -> list[Request]:
-        """Wait for admission, then build the engine requests; ``texts`` are those of ``RequestBuilder.read_texts``."""
+        """Wait for admission, then build the engine requests; ``texts`` is the result of ``RequestBuilder.read_texts``."""
         context, builder, input = self._context, self.model.builder, self.input
         self._lease = await context.service.admission.admit(context.caller, input.user, 0)
         own = replace(
@@ -247,7 +248,7 @@ class GenerationTask:
         return requests
 
     async def _hand_over(self) -> None:
-        """Submit the requests to the engine, and wait until it has accepted them.
+        """Submit the engine requests, and wait until the engine has accepted all of them.
 
         Raises:
             ApiError: the task failed before it had output.
@@ -259,7 +260,7 @@ class GenerationTask:
                 await self._wait()
             except ApiError:
                 if not self._changed or self._num_accepted < len(self.opened):
-                    raise  # with unread output, ``deltas`` or ``outputs`` raise after it
+                    raise  # output that is not read yet comes first: ``deltas`` or ``outputs`` raise after it
 
     async def _finish(self) -> None:
         while not self.is_done:
@@ -270,7 +271,7 @@ class GenerationTask:
             await self._news.wait()
         self._news.clear()
         if self._error is not None:
-            raise self._error.with_traceback(None)  # the error object is shared by all tasks that it ends
+            raise self._error.with_traceback(None)  # one error object ends many tasks
 
     # Metrics and log.
 
@@ -287,7 +288,7 @@ class GenerationTask:
         self._token_times[key] = now
 
     def _note_first_token(self, number: int, answer: CompletionState) -> None:
-        """Record the TTFT of an answer, once it has its first token."""
+        """Record the TTFT of an answer, unless it has no token yet or the TTFT is recorded."""
         if answer.first_token_time and (number, answer.index) not in self._with_first_token:
             self._with_first_token.add((number, answer.index))
             seconds = answer.first_token_time - self._context.begin
@@ -304,7 +305,7 @@ class GenerationTask:
         reasons = []
         for number, request in enumerate(self.opened):
             for answer in request.answers:
-                self._note_first_token(number, answer)  # beams after the first one have had no update
+                self._note_first_token(number, answer)  # only the first beam has had updates
                 first = answer.first_token_time - context.begin if answer.first_token_time else None
                 reasons.append(answer.finish_reason.value if answer.finish_reason else "abort")
                 if first is not None:
@@ -324,8 +325,7 @@ class GenerationTask:
         context.log_fields["finish_reason"] = ",".join(dict.fromkeys(reasons))
 
     def _observe(self, now: float) -> None:
-        """Pass each engine request to ``Service.on_request_end``. ``now`` is the end time of requests that are
-        incomplete."""
+        """Pass each engine request to ``Service.on_request_end``. ``now`` counts as end time of requests that are incomplete."""
         context = self._context
         for number, state in enumerate(self.opened):
             error = (self._error.code or self._error.type) if self._error else None
@@ -341,8 +341,8 @@ class GenerationTask:
             context.service.on_request_end(end)
 
     def _keep(self, request: RequestState, answer: CompletionState, reason: str) -> None:
-        """Record the lengths of a complete answer in ``RecentRequests``. For a request with several answers, those
-        after the first count the prompt as a prefix-cache hit."""
+        """Record the lengths of a complete answer in ``RecentRequests``. If a request has several answers, the prompt counts as a
+        prefix-cache hit for all but the first."""
         prompt, service = len(request.prompt_token_ids), self._context.service
         if reason not in COMPLETE or not answer.token_ids:
             return
@@ -359,8 +359,7 @@ async def count_prompt_tokens(context: HttpContext, model: Model, parse: Callabl
     """Number of prompt tokens of a chat body, including those that the chat template adds.
 
     Raises:
-        ApiError: ``parse`` raises a ``UserError``, the conversation cannot be tokenized, or too many long ones are
-            queued.
+        ApiError: ``parse`` raises a ``UserError``, the conversation cannot be tokenized, or too many long prompts are queued.
     """
     text = await context.compute(lambda: checked(lambda: model.reader.prompt_text(parse())))
     (token_ids,) = await model.builder.encode(context.queue_name, [text], context.num_body_bytes)

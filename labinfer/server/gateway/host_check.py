@@ -1,8 +1,8 @@
 """HostCheck: protection against DNS rebinding and cross-site requests.
 
-Any web page can point its domain at this machine (DNS rebinding), and then has the same origin as the server. The
-``Host`` header reveals this, as browsers do not let a page choose it. Any page can also make a browser send requests to
-any address, without seeing the answers; the ``Origin`` header (RFC 6454) reveals such requests.
+The owner of a web page can point the page's domain at this machine (DNS rebinding); page and server then have one origin. The
+``Host`` header reveals this, as a page cannot choose the header. Any page can also make a browser send requests to any address,
+without seeing the answers; the ``Origin`` header (RFC 6454) reveals such requests.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FLAG, ORIGINS_FLAG = "--allowed-hosts", "--allowed-origins"
 class AllowedHosts:
     """Host names and origins that the server accepts.
 
-    IP addresses are always accepted: DNS rebinding needs a name.
+    IP addresses are always accepted: DNS rebinding needs a host name.
 
     Args:
-        names: accepted host names, in addition to this machine's own; ``*`` for any.
+        names: accepted host names, in addition to names of this machine; ``*`` for any.
         listens_on: name or address of ``--host``.
         origins: origins of other sites whose pages may use the server; ``*`` for any.
     """
@@ -65,7 +65,7 @@ class AllowedHosts:
 
 
 class HostCheck:
-    """ASGI middleware that rejects requests to or from hosts that are not in ``AllowedHosts``.
+    """ASGI middleware that rejects requests to host names, or from origins, that ``AllowedHosts`` does not accept.
 
     Args:
         refuse: makes the error response.
@@ -86,8 +86,8 @@ class HostCheck:
 
 
 def _name(host: str) -> str:
-    """Host name or address in the value ``host`` of a ``Host`` header (``name``, ``name:port`` or ``[address]:port``),
-    in lower case; empty if it is invalid."""
+    """Host name or address in the value ``host`` of a ``Host`` header (``name``, ``name:port`` or ``[address]:port``), in lower
+    case; empty if ``host`` is invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 18
 REGISTRATION_SECONDS = 10.0
-"""Timeout in seconds for the registration on a new connection, as other engine hosts may be waiting."""
+"""Seconds within which an engine host must register on a new connection, as other engine hosts may be waiting."""
 PRECEDENCE_SECONDS = 1.0
-"""Seconds that the gateway waits in addition to the fault timeout before it kills a silent engine host: the other ranks
-end first then, and log more details."""
+"""Seconds after the fault timeout before the gateway kills a silent engine host. In this time the other ranks end, and log more
+details."""
 CREDENTIALS = struct.Struct("3i")
-"""Layout of SO_PEERCRED: process, user and group id of a local socket's peer (``unix(7)``)."""
+"""Layout of the socket option SO_PEERCRED: process, user and group id of a local socket's peer (``unix(7)``)."""
 
 
 class HostConnection:
@@ -54,9 +54,9 @@ class HostConnection:
         self._outbox.put_nowait(pack(frame))
 
     async def write(self) -> None:
-        """Send enqueued frames until the connection ends."""
+        """Send the frames that ``send`` enqueues, until the connection ends."""
         loop = asyncio.get_running_loop()
-        with contextlib.suppress(OSError):  # ``receive`` reports that the connection has ended
+        with contextlib.suppress(OSError):  # ``receive`` reports the end of the connection
             while True:
                 await loop.sock_sendall(self._socket, await self._outbox.get())
 
@@ -80,21 +80,21 @@ class HostConnection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the engine host's last frame is older than half of the fault timeout."""
+        """Whether the last frame of the engine host is older than half of the fault timeout."""
         return self._heartbeat.age(self) > self._fault_timeout / 2
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine host's last frame; 0 if at most one heartbeat is overdue."""
+        """Seconds since the last frame of the engine host; 0 if at most one heartbeat is overdue."""
         age = self._heartbeat.age(self)
         return age if age > 2.5 * self._heartbeat.interval else 0.0
 
     def note(self, beat: Heartbeat) -> None:
-        """Store the state of the engine host from its heartbeat ``beat``, for error messages."""
+        """Store the state in ``beat``, a heartbeat of the engine host, for error messages."""
         self._state = beat.state
 
     async def watch(self) -> None:
-        """Send heartbeats, and kill the engine host if it sends none."""
+        """Send heartbeats, and kill the engine host if it sends no frames for too long."""
         while not self._heartbeat.silent():
             self.send(Heartbeat())
             await asyncio.sleep(self._heartbeat.interval)
@@ -109,7 +109,7 @@ class HostConnection:
         with contextlib.suppress(OSError):
             if pid:  # 0 if the process is in another PID namespace
                 os.kill(pid, signal.SIGKILL)
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes ``receive``
+            self._socket.shutdown(socket.SHUT_RDWR)  # makes ``receive`` return
 
     async def receive_registration(self) -> RegisterHost:
         """Wait for the engine host's first frame.
@@ -166,7 +166,7 @@ class HostListener:
             await link.reject(message)
 
     def _rejection_reason(self, registration: RegisterHost) -> str:
-        """Reason to reject an engine host; empty to accept it."""
+        """Reason to reject an engine host; empty if its registration is valid."""
         if not hmac.compare_digest(registration.token.encode(), self._token.encode()):
             return "its token is not this gateway's"
         if registration.version != labinfer.__version__:

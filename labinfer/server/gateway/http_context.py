@@ -29,7 +29,7 @@ WARNING_HEADER = "x-warning"
 NO_ROUTE = "none"
 """Metrics label of requests whose path has no endpoint."""
 MAX_WARNING = 1000
-"""Maximum characters of the ``x-warning`` header."""
+"""Maximum length of the ``x-warning`` header, in characters."""
 JSON = "application/json"
 GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class HttpContext:
-    """An HTTP request and what its response needs, as handlers use it.
+    """An HTTP request and what its response needs, as its handler uses them.
 
     Args:
         route: path pattern of the request's endpoint; empty without one.
@@ -60,9 +60,9 @@ class HttpContext:
         self.id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         self.caller: ApiCaller = ANONYMOUS
         self.priority = 0
-        """Number added to the priority of the request's engine requests."""
+        """Number that is added to the priority value of every engine request of this HTTP request."""
         self.seconds = service.options.request_timeout
-        """Timeout in seconds of the request's engine requests; 0 for none."""
+        """Timeout, in seconds, of the engine requests of this HTTP request; 0 for none."""
         self.begin = service.clock()
         self.log_fields: dict[str, Any] = {}
         """Fields of the request's log line; see ``FinishedRequest``."""
@@ -72,19 +72,20 @@ class HttpContext:
 
     @property
     def queue_name(self) -> str:
-        """Name of the queue in which this request's costly work waits (``WorkQueue``): the caller's name; on a server
-        without keys, with the client's address."""
+        """Name of the queue in which this request's costly work waits (``WorkQueue``): the caller's name, and on a server without
+        keys also the client's address."""
         if self.caller != ANONYMOUS or self.http.client is None:
             return self.caller.name
         return f"{self.caller.name}@{self.http.client.host}"
 
     @property
     def num_body_bytes(self) -> int:
-        """Length of the body read so far."""
+        """Number of bytes of the body that have been read so far."""
         return self._body_lease.num_bytes if self._body_lease else 0
 
     async def body(self) -> bytearray:
-        """Read and decompress the whole body. It counts against the body memory until ``free_body`` or the end of the request.
+        """Read and decompress the whole body. The body counts against the body memory until ``free_body`` or the end of the
+        request.
 
         Raises:
             ApiError: 400, 413 or 415 if the body is broken, too long or not gzip; 429 or 503 if the body memory is used up.
@@ -106,7 +107,7 @@ class HttpContext:
         return data
 
     def charge_body_memory(self, num_bytes: int) -> None:
-        """Count ``num_bytes`` of stored responses that this request continues as part of its body, in the body memory.
+        """Reserve ``num_bytes`` more in the body memory, for stored responses that this request continues.
 
         Raises:
             ApiError: the body memory is used up.
@@ -114,7 +115,7 @@ class HttpContext:
         self._body_lease.grow(num_bytes)
 
     def free_body(self) -> None:
-        """Release this request's share of the body memory. The caller no longer holds the body."""
+        """Release the share of this request in the body memory. The caller must have dropped the body."""
         if self._body_lease is not None:
             self._body_lease.close()
 
@@ -142,14 +143,14 @@ class HttpContext:
         return body
 
     async def compute(self, work: Callable[[], Result]) -> Result:
-        """Run ``work``, which processes the body, and return its result. For a long body it runs in a thread, so that
-        other requests do not wait. There is only one such thread, as the GIL would serialize several."""
+        """Run ``work``, which processes the body, and return its result. For a long body it runs in a thread, so that other
+        requests do not wait. Only one thread does such work, as the GIL would serialize several threads."""
         if self.num_body_bytes <= SMALL_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.service.body_thread, work)
 
     def query(self) -> dict[str, str]:
-        """The query parameters. The endpoint must have declared all of them.
+        """The query parameters of the request, checked to be declared by the endpoint.
 
         Raises:
             ApiError: a parameter is unknown or a duplicate.
@@ -164,7 +165,7 @@ class HttpContext:
         return dict(given)
 
     def known_query(self) -> dict[str, str]:
-        """The query parameters that the endpoint has declared; all others are ignored. Of duplicates, the last one
+        """The query parameters that the endpoint has declared; all other parameters are ignored. Of duplicates, the last one
         counts."""
         return {name: value for name, value in self.http.query_params.items() if name in self._parameters}
 
@@ -192,8 +193,8 @@ class HttpContext:
         return headers
 
     async def until_disconnect(self, work: Awaitable[Result], on_disconnect: Callable[[], None]) -> Result:
-        """Await ``work`` and return its result. If the client disconnects before, ``on_disconnect`` is called, and must
-        make ``work`` end. Call it only after the body is read."""
+        """Await ``work`` and return its result. If the client disconnects first, calls ``on_disconnect``, which must make ``work``
+        end. The body must have been read before."""
 
         async def watch() -> None:
             try:
@@ -210,7 +211,7 @@ class HttpContext:
             watching.cancel()
 
     def end(self, status: int, log: bool = True) -> None:
-        """Record the request's metrics, and write its log line if ``log``. Idempotent."""
+        """Record the metrics of the request, and write its log line if ``log``. Idempotent."""
         if self._ended:
             return
         self._ended = True

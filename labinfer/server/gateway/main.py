@@ -1,7 +1,7 @@
-"""The gateway process: HTTP on one side, an engine host on the other. It imports no torch, so that it starts within a second.
+"""The gateway process, between HTTP clients and an engine host. It does not import torch, so that it starts within a second.
 
-It inherits two bound sockets, one for engine hosts and one for clients, and reads its ``Setup`` from standard input. If
-a supervisor starts it, it also inherits a pipe for heartbeats.
+It inherits two bound sockets, one for engine hosts and one for clients, and reads a ``Setup`` from standard input. A gateway of a
+supervisor also inherits a pipe for heartbeats.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from labinfer.server.gateway.service import Service
 
 M_MMAP_THRESHOLD = -3
 PRIVATE = 0o077
-"""Mask of file permissions (umask): files of ``--files-dir`` hold prompts and answers, so only this user may read them."""
+"""Mask of file permissions (umask): only this user may read files of ``--files-dir``, as they hold prompts and answers."""
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 3
-"""Timeout in seconds for open responses after the engine has ended."""
+"""Seconds in which open responses may finish after the engine has ended."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without signal handlers: the engine host handles signals, and ends this server."""
+    """uvicorn's server without signal handlers: the engine host handles signals, and ends the gateway."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
 
 
 def main(hosts: int, listener: int, beats: int | None = None) -> None:
-    """Serve until an engine host sends ``Shutdown``, or one dies and no other is expected.
+    """Serve until an engine host sends ``Shutdown``, or until one dies and no other is expected.
 
     Args:
         hosts, listener: file descriptors of the listening sockets for engine hosts and for clients.
@@ -62,7 +62,7 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     protect_standard_streams()
     os.umask(PRIVATE)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # the host gets the signal too, and shuts down gateway and ranks in order
+        signal.signal(signum, signal.SIG_IGN)  # the host gets the signal, too, and ends gateway and ranks in order
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     setup = _read_setup()
     if setup.outlives_host:
@@ -71,9 +71,9 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     _return_large_blocks()
-    gc.freeze()  # imported modules are no garbage: do not scan them while requests wait
+    gc.freeze()  # imported modules are never garbage: do not scan them while requests wait
     log = LineWriter(STANDARD_ERROR)
-    logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # level of libraries
+    logging.basicConfig(stream=log, format="labinfer: %(message)s", level=logging.ERROR)  # log level of libraries
     logging.getLogger("labinfer").setLevel(setup.log_level.upper())
     PLUGINS.adopt(setup.plugins)
     try:
@@ -83,9 +83,9 @@ def main(hosts: int, listener: int, beats: int | None = None) -> None:
 
 
 def _return_large_blocks() -> None:
-    """Make malloc return blocks of 1 MiB and more to the system when they are freed, so that one long body does not
-    enlarge this process permanently. By default glibc raises this threshold whenever a larger block is freed
-    (``mallopt(3)``, M_MMAP_THRESHOLD)."""
+    """Make malloc return blocks of 1 MiB and more to the system when they are freed, so that one long body does not enlarge this
+    process permanently. By default, glibc raises the threshold of 1 MiB whenever a larger block is freed (``mallopt(3)``,
+    M_MMAP_THRESHOLD)."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, MIB)
@@ -125,12 +125,12 @@ async def _serve(
     beating = asyncio.create_task(_beat(beats, setup.fault_timeout / BEATS)) if beats is not None else None
     try:
         await asyncio.wait((hosting, preparing), return_when=asyncio.FIRST_COMPLETED)
-        if preparing.done():  # it never returns, so it has raised
+        if preparing.done():  # run_hosts never returns, so it has raised
             preparing.result()
         hosting.result()
     except UserError as error:
         logger.error("error: %s", error)
-    except BrokenConnection as error:  # the host or its launcher logs the reason
+    except BrokenConnection as error:  # the host or its launcher logs why
         logger.debug("%s", error)
     finally:
         preparing.cancel()
@@ -160,14 +160,14 @@ async def _run_hosts(hosts: HostListener, engine: AsyncLLMEngine, goes_on: bool)
 
 
 async def _beat(pipe: int, seconds: float) -> None:
-    """Write heartbeats to ``pipe`` from the event loop, so that a blocked loop sends none. If nobody reads the pipe,
-    end the process: the supervisor may have died before this process set its parent-death signal."""
+    """Write heartbeats to ``pipe`` from the event loop, so that a blocked loop sends none. If the pipe has no reader, end the
+    process: the supervisor may have died before this process set its parent-death signal."""
     os.set_blocking(pipe, False)
     while True:
         try:
             os.write(pipe, b".")
         except BlockingIOError:
-            pass  # the pipe is full: enough heartbeats are unread
+            pass  # the pipe is full of unread heartbeats
         except BrokenPipeError:
             os._exit(ExitStatus.INTERNAL)
         await asyncio.sleep(seconds)

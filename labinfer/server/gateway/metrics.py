@@ -1,8 +1,7 @@
 """Metrics of the gateway, and the text of ``/metrics``.
 
-``vllm:`` metrics have the names, labels and buckets of vLLM's V1 engine (its ``vllm/v1/metrics/loggers.py``, and
-"Production Metrics" in its documentation), so that dashboards made for vLLM work. ``labinfer:`` metrics exist only
-here.
+``vllm:`` metrics have the names, labels and buckets of vLLM's V1 engine (its ``vllm/v1/metrics/loggers.py``, and "Production
+Metrics" in its documentation), so that dashboards made for vLLM work. Metrics called ``labinfer:`` exist only in LABInfer.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from labinfer.server.gateway.recent_latencies import RecentLatencies
 from labinfer.server.link.stats import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Content type of Prometheus' text format. Newer versions differ only for names that are not used here, and old
-scrapers reject them."""
+"""Content type of Prometheus' text format. Newer versions of the format differ only in names that these metrics do not have, and
+old scrapers reject newer versions."""
 FINISH_REASONS = ("stop", "length", "abort", "error")
 COMPLETE = ("stop", "length")
-"""Finish reasons of complete answers. Time histograms have no other answers, whose times show when a client gave up,
-not the engine's speed."""
+"""Finish reasons of complete answers. Histograms of times count only complete answers: the time of any other answer says when a
+client gave up."""
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
     1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -41,11 +40,11 @@ HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 class Metrics:
     """All metrics of a gateway, in its own registry.
 
-    Label values are fixed at the start, except HTTP routes and statuses: requests cannot create new time series.
+    Label values are fixed at the start, except HTTP routes and statuses: so that requests cannot create new time series.
 
     Args:
         model_names: names of the served models.
-        max_model_len: maximum context length of any model; upper end of the length histograms.
+        max_model_len: maximum context length of all models, and upper end of the histograms of lengths.
         clock: monotonic time in seconds.
     """
 
@@ -55,7 +54,7 @@ class Metrics:
         self._engines = EngineMetrics(self._model_names, clock)
         self._registry.register(self._engines)
         self.recent = RecentLatencies(self._model_names, clock)
-        """Latencies of the last minute, which ``/v1/cluster`` shows."""
+        """Latencies of the last minute, for ``/v1/cluster``."""
         lengths = length_buckets(max_model_len)
         self._prompt_tokens = self._histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", lengths)
         self._answer_tokens = self._histogram("vllm:request_generation_tokens", "Output tokens per request.", lengths)
@@ -122,7 +121,7 @@ class Metrics:
             self.recent.queue_time[model].add(queue_seconds)
 
     def inter_token(self, model: str, seconds: float) -> None:
-        """Record an inter-token latency of ``seconds``. Called for every token."""
+        """Record an inter-token latency of ``seconds``. It is called for every token."""
         self._inter_token[model].observe(seconds)
 
     def finished(
@@ -141,9 +140,9 @@ class Metrics:
         Args:
             reason: finish reason, one of ``FINISH_REASONS``.
             generated: output tokens of the answer.
-            e2e_seconds: from the request's arrival to the answer's end.
+            e2e_seconds: seconds from the arrival of the request to the end of the answer.
             queue_seconds: time in the engine's waiting queue; None if unknown.
-            first_token_seconds: from the request's arrival to the answer's first token; None without a token.
+            first_token_seconds: seconds from the arrival of the request to the first token of the answer; None without a token.
         """
         self._success[model, reason].inc()
         if reason not in COMPLETE:
@@ -178,7 +177,7 @@ class Metrics:
         self._http_seconds.labels(route).observe(seconds)
 
     def watch_connections(self, count: Callable[[], int]) -> None:
-        """Set the function that counts the open connections; it is called on each scrape."""
+        """Set the function that returns the number of open connections. Every scrape calls it."""
         self._connections.set_function(count)
 
     def render(self) -> tuple[bytes, str]:
@@ -186,8 +185,8 @@ class Metrics:
         return generate_latest(self._registry), CONTENT_TYPE
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> dict[str, Any]:
-        """Create the histogram ``name`` and return its child for each model: looking up the labels at every observation
-        would cost more than the observation."""
+        """Create the histogram ``name`` and return its child for each model: looking up the label of a model would take longer than
+        an observation."""
         metric = Histogram(name, text, MODEL_LABELS, buckets=tuple(buckets), registry=self._registry)
         return {model: metric.labels(model, ENGINE) for model in self._model_names}
 

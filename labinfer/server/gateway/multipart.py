@@ -21,7 +21,7 @@ class PartBegin:
 
 
 class MultipartReader:
-    """Streaming parser of a ``multipart/form-data`` body. It limits the header fields of each part.
+    """Streaming parser of a ``multipart/form-data`` body. Limits the header fields of each part.
 
     Args:
         content_type: value of the ``Content-Type`` header.

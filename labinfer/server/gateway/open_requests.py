@@ -1,4 +1,4 @@
-"""OpenRequests: the requests that are open on the engine host, and their transfer to its successor when it dies."""
+"""OpenRequests: the requests that are open on the engine host, and their transfer to the next engine host when this one dies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ALONE_TOKENS = (1, 16, 64)
 """Number of tokens that a suspect must generate alone on a new engine host before other requests run: the first number after one
 death of a host, the second after two, the third after more."""
 FORGIVEN_TOKENS = 256
-"""Number of tokens that a request must generate on an engine host for earlier deaths of hosts to be forgotten."""
+"""Number of tokens that a request must generate on an engine host after which earlier deaths of hosts are forgotten."""
 
 
 class EngineTask(Protocol):
-    """Requests that are submitted to the engine together, as the engine's client sees them; see ``GenerationTask``."""
+    """Interface of ``GenerationTask``, requests that are submitted together, for the client of the engine."""
 
     id: str
     owner: str
@@ -79,9 +79,9 @@ class OpenRequest:
 class OpenRequests:
     """Open requests of all tasks, in submission order.
 
-    When an engine host dies, its requests stay open, and continue on the next host with the tokens that they have. One
-    of the requests that were running may have killed the host, so these suspects first run one at a time, alone, for a
-    few tokens; then all others follow.
+    When an engine host dies, its requests stay open, and continue on the next host with the tokens that they have. One of the
+    requests that were running may have killed the host. These suspects first run one at a time, each alone, for a few tokens; then
+    all other requests are submitted.
 
     Args:
         send: sends a frame to the engine host.
@@ -135,7 +135,7 @@ class OpenRequests:
         self._run_next_suspect()
 
     def pause(self) -> None:
-        """Keep all requests open until the next ``begin``: the engine host has dropped them for a reload."""
+        """Keep all requests open until the next ``begin``: the engine host has dropped them, as it reloads models."""
         if self._suspect is not None:
             self._suspect.has_run_alone = False
         for request in self._requests.values():
@@ -204,7 +204,7 @@ class OpenRequests:
             self._take_back(request)
             self._run_next_suspect()
 
-    # Submission to the host.
+    # Submission to the engine host.
 
     def _is_cleared(self, request: OpenRequest) -> bool:
         least = ALONE_TOKENS[min(request.deaths, len(ALONE_TOKENS)) - 1]
@@ -226,7 +226,7 @@ class OpenRequests:
     def _hand_over(self, request: OpenRequest) -> None:
         request.tokens_before = request.state.num_output_tokens
         for index, part in remaining_parts(request.state):
-            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # a number and the HTTP request's id
+            key = f"{next(self._attempts)}:{part.key.partition(':')[2]}"  # a number, and the id of the HTTP request
             request.keys.append(key)
             self._parts[key] = (request, index)
             self._send(Add(request.task.model_name, replace(part, key=key), request.is_accepted))
@@ -241,15 +241,15 @@ class OpenRequests:
 
 def remaining_parts(state: RequestState) -> Iterator[tuple[int | None, Request]]:
     """Yield engine requests that continue the unfinished answers of a request, each as (index of the answer, engine
-    request). Before the first token, this is only (None, the request itself).
+    request). A request without tokens yields only (None, the request itself).
 
-    Together they generate the tokens that the request itself would have generated.
+    The engine requests together generate the tokens that the request itself would have generated.
     """
     request, sampling = state.request, state.request.sampling
     if not any(answer.token_ids for answer in state.answers):
         yield None, request
         return
-    ranks = sampling.num_choices > sampling.n  # best_of and beam search rank answers by logprobs
+    ranks = sampling.num_choices > sampling.n  # best_of and beam search compare answers by logprobs
     for answer in state.answers:
         if answer.finish_reason is not None:
             continue

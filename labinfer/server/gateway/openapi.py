@@ -1,8 +1,8 @@
 """``/openapi.json`` (OpenAPI 3.1), generated from the structs that decode requests and encode answers.
 
-The document therefore matches what the server checks and sends. Stream events, which only OpenAPI 3.2 can describe, are
-under ``x-itemSchema`` as they would be under ``itemSchema`` there. JSON schema cannot express rules between fields and
-token counts; apart from these, the document rejects every request that the server rejects.
+The document therefore matches what the server checks and sends. Stream events, which only OpenAPI 3.2 can describe, are under
+``x-itemSchema``, in the format of ``itemSchema`` of OpenAPI 3.2. The document rejects every request that the server rejects, except
+for rules between fields and limits of token counts, which JSON schema cannot express.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ERRORS = {
 }
 
 
-# Bounds that code checks rather than the structs, and values that depend on the served models.
+# Bounds that code checks in place of the structs, and values that depend on the served models.
 
 PART_FIELDS: dict[str, dict[str, Any]] = {
     "StructuredOutputs": {"json_object": {"enum": [True, None]}},
@@ -63,7 +63,7 @@ def describe_api(endpoints: Iterable[Endpoint], model_names: Iterable[str], voca
     """Make the whole content of ``/openapi.json``.
 
     Args:
-        vocab_size: largest vocabulary of the models; 0 if not known yet.
+        vocab_size: size of the models' largest vocabulary; 0 if it is not known yet.
     """
     endpoints, names = list(endpoints), list(model_names)
     read = dict.fromkeys(endpoint.body for endpoint in endpoints if endpoint.body is not None)
@@ -127,7 +127,7 @@ def _answer_schemas(kinds: Iterable[type[msgspec.Struct]]) -> dict[str, dict[str
 def _body_schemas(
     bodies: list[type[msgspec.Struct]], model_names: list[str], vocab_size: int
 ) -> dict[str, dict[str, Any]]:
-    """JSON schemas of request structs, with the bounds that the structs themselves do not express."""
+    """JSON schemas of request structs, including bounds that the structs do not express."""
     schemas = _plain_schemas(bodies)
     for body in bodies:
         _bound(body, schemas[body.__name__]["properties"], model_names)
@@ -146,7 +146,7 @@ def _bound(body: type[msgspec.Struct], properties: dict[str, Any], model_names: 
     neutral = NEUTRAL_VALUES.keys() - body.supported if issubclass(body, OpenAIBody) else ()
     for name in properties:
         if "oneOf" in properties[name]:
-            properties[name].pop("anyOf")  # duplicates the keywords added here, with less detail
+            properties[name].pop("anyOf")  # duplicates of the keywords added here, with less detail
         if name in neutral:
             properties[name] = {"enum": [*NEUTRAL_VALUES[name], None], "default": None}
     if "logits_processors" in properties:
@@ -212,7 +212,8 @@ def _describe(endpoint: Endpoint, template: str, model_names: list[str]) -> dict
 
 
 def _error_forms(endpoint: Endpoint, status: int) -> tuple[ErrorForm, ...]:
-    """Formats in which ``endpoint`` may report an error. A header that is too long is refused before its path is known."""
+    """Formats in which ``endpoint`` may report an error. A header that is too long is refused before the path is known, so it has
+    all formats."""
     if status == 431:
         return (OPENAI_ERRORS,)
     return (OPENAI_ERRORS, ANTHROPIC_ERRORS) if endpoint.is_anthropics_too else (endpoint.error_form,)
@@ -230,7 +231,7 @@ def _describe_error(status: int, forms: tuple[ErrorForm, ...]) -> dict[str, Any]
 
 
 def _headers(status: int, has_warnings: bool) -> dict[str, Any]:
-    """OpenAPI description of the response headers that clients may find with ``status``."""
+    """OpenAPI description of the headers that responses with ``status`` may have."""
     retry_after = ("Retry-After", "Seconds after which a retry may succeed.", INTEGER | {"minimum": 0})
     should_retry = ("x-should-retry", "`false` if a retry fails as well.", {"const": "false"})
     named = {
@@ -251,7 +252,7 @@ def _headers(status: int, has_warnings: bool) -> dict[str, Any]:
 
 
 def _schema(kind: type | UnionType) -> dict[str, Any]:
-    """JSON schema of a type: a reference for a struct, inline for any other type."""
+    """JSON schema of a type: a reference to the schema of a struct, or the schema itself for any other type."""
     if isinstance(kind, type(msgspec.Struct)):
         return _reference("schemas", kind.__name__)
     if isinstance(kind, UnionType):

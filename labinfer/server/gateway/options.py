@@ -18,7 +18,7 @@ from labinfer.server.gateway.otlp_endpoint import check_library, traces_url
 MIB = 1 << 20
 ORIGIN = re.compile(r"https?://[^\s/?#]+", re.IGNORECASE)
 BACKLOG = 2048
-"""Listen backlog of the socket for clients: connections that wait to be accepted."""
+"""Listen backlog of the socket for clients: maximum number of connections that wait to be accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class ServerOptions:
 
     @property
     def is_local(self) -> bool:
-        """Whether the address is reachable from this machine only."""
+        """Whether only this machine can reach the server's address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -160,13 +160,13 @@ class ServerOptions:
         names = ("api_key_file", "ssl_certfile", "ssl_keyfile", "files_dir")
         paths = {name: str(Path(path).resolve()) for name in names if (path := getattr(self, name))}
         if self.ssl_certfile:
-            import ssl  # not at the top: every command imports this file, few need ssl
+            import ssl  # imported here, as every command imports this file and few need ssl
 
             try:
                 ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                     self.ssl_certfile, self.ssl_keyfile or None
                 )
-            except OSError as error:  # SSLError is an OSError too
+            except OSError as error:  # SSLError is a subclass of OSError
                 raise UserError(
                     f"--ssl-certfile {self.ssl_certfile} and --ssl-keyfile {self.ssl_keyfile or '(not given)'} cannot be "
                     f"used: {error.strerror or error}"
@@ -191,7 +191,7 @@ class ServerOptions:
             traces_url(self.otlp_traces_endpoint)
         for name in ("request_timeout", "drain_timeout", "keep_alive"):
             seconds = getattr(self, name)
-            if not seconds < MAX_TIMEOUT:  # this form refuses NaN, too
+            if not seconds < MAX_TIMEOUT:  # written so that NaN is refused, too
                 raise UserError(f"{flag_name(name)} must be under {MAX_TIMEOUT:g} seconds, not {seconds}")
 
 
@@ -205,10 +205,10 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """CPU cores of the gateway's affinity mask."""
     log_level: str
     token: str
-    """Secret by which the gateway recognizes its engine host."""
+    """Secret that an engine host must send to the gateway."""
     fault_timeout: float
     """Seconds without a heartbeat after which the engine host counts as dead."""
     plugins: list[PluginSource] = []
     """Plugins of the ranks. The gateway does not import them; it accepts the request parameters that they add."""
     outlives_host: bool = False
-    """Whether to wait for another engine host if one dies without ``Shutdown``; otherwise the gateway ends with it."""
+    """Whether to wait for another engine host if one dies without ``Shutdown``; if not, the gateway ends, too."""

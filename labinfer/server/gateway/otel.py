@@ -1,7 +1,8 @@
 """RequestTracer: OpenTelemetry spans of requests, sent to a collector by OTLP over HTTP.
 
-The library is optional (extra ``otel``), so it is imported by ``RequestTracer`` only. OpenTelemetry's own environment variables apply:
-``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_TRACES_SAMPLER``, ``OTEL_BSP_…`` and ``OTEL_EXPORTER_OTLP_…``.
+The OpenTelemetry library is optional (extra ``otel``), so only ``RequestTracer`` imports it. OpenTelemetry's own environment
+variables apply: ``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES``, ``OTEL_TRACES_SAMPLER``, ``OTEL_BSP_…`` and
+``OTEL_EXPORTER_OTLP_…``.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 SPAN_NAME = "llm_request"
-"""Name of every span; it and the names of the attributes are vLLM's."""
+"""Name of every span. The name and the names of attributes are vLLM's."""
 TRACE_HEADERS = ("traceparent", "tracestate")
 """Request headers by which a client passes its trace on (W3C Trace Context)."""
 CLOSE_SECONDS = 2.0
-"""Maximum seconds for the export of queued spans when the gateway ends."""
+"""Maximum seconds of exporting queued spans when the gateway ends."""
 NANOSECONDS = 1e9
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RequestEnd:
-    """An engine request that has ended, as observers receive it."""
+    """An engine request that has ended: the argument of ``Service.on_request_end``."""
 
     id: str
-    """Id of the HTTP request, with the number of the prompt if there are several."""
+    """Id of the HTTP request, with the number of the prompt if the HTTP request has several prompts."""
     model: str
     headers: Mapping[str, str]
     """Headers of the HTTP request."""
@@ -50,8 +51,8 @@ class RequestEnd:
 
 
 class FirstErrorHandler(logging.Handler):
-    """Log handler for the OpenTelemetry library. It logs the first error since the last successful export as a warning,
-    and drops all others.
+    """Log handler for the OpenTelemetry library. Of all errors since the last successful export, it logs the first as a warning and
+    drops the others.
 
     Args:
         url: URL of the collector, for the message.
@@ -62,7 +63,7 @@ class FirstErrorHandler(logging.Handler):
         self._url, self._has_logged = url, False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log ``record`` if it is the first error."""
+        """Log ``record`` if it is the first error since the last successful export."""
         if not self._has_logged:
             self._has_logged = True
             logger.warning(
@@ -72,7 +73,7 @@ class FirstErrorHandler(logging.Handler):
             )
 
     def reset(self) -> None:
-        """Log the next error again, as an export has succeeded."""
+        """Note that an export has succeeded, so that the next error is logged."""
         self._has_logged = False
 
 
@@ -88,7 +89,7 @@ class CollectorExporter:
         self.shutdown, self.force_flush = exporter.shutdown, exporter.force_flush
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send ``spans``; called by the thread of the batch processor."""
+        """Send ``spans``; the thread of the library's batch processor calls it."""
         result = self._exporter.export(spans)
         if result.name == "SUCCESS":
             self._errors.reset()
@@ -98,10 +99,9 @@ class CollectorExporter:
 class RequestTracer:
     """Makes one span per engine request.
 
-    A thread of the library sends the spans in batches, so a slow or unreachable collector delays no request: when the
-    queue is full, the oldest spans are dropped. A request with the header ``traceparent`` continues the client's trace
-    and is sampled as the client decided; other requests are sampled by ``OTEL_TRACES_SAMPLER``, by default every one of
-    them.
+    A thread of the library sends the spans in batches, so a slow or unreachable collector delays no request: when the queue is
+    full, the oldest spans are dropped. A request with the header ``traceparent`` continues the client's trace, and is sampled if
+    the client says so. ``OTEL_TRACES_SAMPLER`` decides about other requests; by default all are sampled.
 
     Args:
         endpoint: URL of the collector, see ``traces_url``.
@@ -109,7 +109,7 @@ class RequestTracer:
         wall_clock: seconds since 1970.
 
     Raises:
-        UserError: ``endpoint`` is no HTTP URL, the library is missing, or its environment variables are invalid.
+        UserError: ``endpoint`` is no HTTP URL, the library is missing, or one of its environment variables is invalid.
     """
 
     def __init__(self, endpoint: str, clock: Callable[[], float], wall_clock: Callable[[], float]):
@@ -140,10 +140,10 @@ class RequestTracer:
         self._clock, self._wall_clock = clock, wall_clock
 
     def record(self, request: RequestEnd) -> None:
-        """Enqueue the span of ``request``. If that fails, the error is only logged."""
+        """Enqueue the span of ``request``. An error is only logged."""
         try:
             self._record(request)
-        except Exception as error:  # noqa: BLE001 - the trace of a request must not make the request fail
+        except Exception as error:  # noqa: BLE001 - an error of the trace must not make the request fail
             logging.getLogger("opentelemetry").error("%s: %s", type(error).__name__, error)
 
     def _record(self, request: RequestEnd) -> None:
@@ -166,8 +166,8 @@ class RequestTracer:
 
 
 def span_attributes(request: RequestEnd) -> dict[str, Any]:
-    """Attributes of the span of ``request``, with vLLM's names. Latencies are in seconds. Attributes never contain text
-    of prompts or answers."""
+    """Attributes of the span of ``request``, with vLLM's names. Latencies are in seconds. No attribute contains text of a prompt or
+    an answer."""
     state, sampling = request.state, request.state.request.sampling
     attributes: dict[str, Any] = {
         "gen_ai.request.id": request.id,

@@ -1,4 +1,4 @@
-"""Checks of ``--otlp-traces-endpoint`` that need no import of the OpenTelemetry library; made at the start."""
+"""Checks of ``--otlp-traces-endpoint`` that need no import of the OpenTelemetry library. The gateway makes them at its start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_library() -> None:
     """Check that the OpenTelemetry library is installed, without importing it (only its parent packages).
 
     Raises:
-        UserError: it is missing.
+        UserError: the library is missing.
     """
     try:
         is_installed = importlib.util.find_spec(LIBRARY) is not None

@@ -13,8 +13,8 @@ GZIP_NAMES = ("gzip", "x-gzip")
 
 
 def body_decoder(encoding: str) -> Callable[[bytes, int], bytes]:
-    """Return a decoder of request bodies. It takes the next piece of a body and the maximum output length in bytes, and
-    returns the decoded piece. An empty piece marks the end of the body.
+    """Return a decoder of request bodies. The decoder takes the next piece of a body and the maximum length of the result in bytes,
+    and returns the decoded piece. An empty piece marks the end of the body.
 
     Args:
         encoding: value of the ``Content-Encoding`` header.

@@ -11,15 +11,15 @@ import msgspec
 from labinfer.server.gateway.cluster_answers import StatsPoint
 
 HISTORY_SECONDS = 3600.0
-"""Maximum age of a ``StatsPoint`` in seconds; older ones are dropped."""
+"""Maximum age of a ``StatsPoint`` in seconds; older points are dropped."""
 FINE_SECONDS = 300.0
-"""Age in seconds above which points are merged; also the maximum age of a trace slice, relative to the latest slice."""
+"""Age, in seconds, above which points are merged. It is also the maximum age of a trace slice relative to the latest one."""
 MERGED_SECONDS = 10.0
-"""Seconds that a merged point covers. Some figures of a point are of the minute before it, so no moment is lost between
-consecutive points."""
+"""Seconds that a merged point covers. Some values of a point are for the minute before the point, so values of merged points
+overlap."""
 POINT_SECONDS = 0.4
-"""Minimum seconds between two points. With short requests an engine sends stats more often: whenever work begins and
-ends."""
+"""Minimum seconds between two points. An engine sends stats whenever work begins and ends, which is more often if requests are
+short."""
 
 
 class PointHistory:
@@ -36,11 +36,11 @@ class PointHistory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was no point younger than ``FINE_SECONDS`` at the last call of ``add`` or ``read``."""
+        """Whether no point was younger than ``FINE_SECONDS`` at the last call of ``add`` or ``read``."""
         return not self._fine
 
     def add(self, point: StatsPoint) -> None:
-        """Add ``point``, which must be later than all others."""
+        """Add ``point``, which must be later than all other points."""
         self._age()
         self._fine.append(point)
 
@@ -50,7 +50,7 @@ class PointHistory:
         return [*self._merged, *self._fine]
 
     def _age(self) -> None:
-        """Merge points older than ``FINE_SECONDS``, and drop those older than ``HISTORY_SECONDS``."""
+        """Merge points older than ``FINE_SECONDS``, and drop points older than ``HISTORY_SECONDS``."""
         now, merged = self._clock(), self._merged
         while self._fine and self._fine[0].time_us < (now - FINE_SECONDS) * 1e6:
             point = self._fine.popleft()
@@ -67,7 +67,7 @@ def _interval(point: StatsPoint) -> int:
 
 
 def merge_stats_points(first: StatsPoint, second: StatsPoint) -> StatsPoint:
-    """Merge two consecutive points into one. Its rates cover the time of both; all other values are those of
+    """Merge two consecutive points into one. Rates of the result cover the time of both points; all other values are those of
     ``second``."""
     seconds = first.seconds + second.seconds
     steps = [point.steps_per_second * point.seconds for point in (first, second)]

@@ -22,9 +22,9 @@ from labinfer.server.link.private_directory import private_directory
 
 GATEWAY = "labinfer.server.gateway.main"
 END_SECONDS = 6.0
-"""Seconds that the gateway process gets to finish its responses before it is killed."""
+"""Seconds in which the gateway process may finish its responses before it is killed."""
 EXIT_DELAY_SECONDS = 0.5
-"""Timeout in seconds for the exit of the gateway process after its connection broke."""
+"""Seconds to wait for the exit of the gateway process after its connection broke."""
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -32,10 +32,10 @@ def listen(options: ServerOptions) -> socket.socket:
     models are loaded.
 
     Raises:
-        UserError: the address is in use, or is not an address of this machine; or the folder cannot be used.
+        UserError: the address is in use, or is not an address of this machine; or the folder of ``--files-dir`` cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # "::" accepts IPv4, too, as in other servers
+    is_for_both = options.host == "::" and socket.has_dualstack_ipv6()  # "::" also accepts IPv4, as in other servers
     try:
         listener = socket.create_server(
             (options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=is_for_both
@@ -46,10 +46,10 @@ def listen(options: ServerOptions) -> socket.socket:
             f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         ) from None
     if options.files_dir:
-        from labinfer.server.gateway.file_store import lock_folder  # not at the top: most servers store no files
+        from labinfer.server.gateway.file_store import lock_folder  # imported here, as most servers store no files
 
         try:
-            # Waits, as the gateway of a server that died may still be finishing its responses.
+            # waits: the gateway of a server that died may still be finishing responses
             os.close(lock_folder(Path(options.files_dir), END_SECONDS))
         except UserError:
             listener.close()
@@ -58,14 +58,14 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 class GatewayProcess:
-    """A gateway process, and this process' connection to it as its engine host.
+    """A gateway process that this process (rank 0, the engine host) starts, and the connection to it.
 
-    This process connects to the gateway's socket before the gateway has started, so that its death is noticed from the
-    first moment on. Then the socket's name is removed, so that nobody else can connect.
+    This process connects to the gateway's socket before it starts the gateway, so that the gateway notices if this process dies.
+    Then it removes the name of the socket, so that no other process can connect.
 
     Args:
         listener: bound and listening socket for clients.
-        cpus: CPU cores that the gateway may use; this process may be bound to fewer.
+        cpus: CPU cores that the gateway may use; this process may be bound to a part of them.
         fault_timeout: seconds without a heartbeat until a peer is considered dead.
 
     Raises:
@@ -108,7 +108,7 @@ class GatewayProcess:
         return BrokenConnection(f"the gateway process {how}; shutting down")
 
     def kill(self) -> None:
-        """Kill the gateway process: if it is stopped (SIGSTOP), it reacts to no other signal."""
+        """Kill the gateway process. A process that is stopped (SIGSTOP) reacts to no other signal."""
         self._process.kill()
 
     def end(self) -> None:
@@ -118,7 +118,7 @@ class GatewayProcess:
 
 
 class SupervisorsGateway:
-    """A gateway started by a supervisor, which outlives this process.
+    """A gateway that a supervisor has started, and that outlives this process.
 
     Raises:
         UserError: the gateway cannot be reached.
@@ -161,13 +161,13 @@ def start_gateway(
         beats: file descriptor of the pipe to which the gateway writes heartbeats; None for no heartbeats.
     """
     descriptors = (hosts.fileno(), listener.fileno(), *([] if beats is None else [beats]))
-    # The gateway inherits the signal mask, so that Ctrl-C never reaches it.
+    # The gateway inherits this signal mask, so that Ctrl-C never reaches it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", GATEWAY, *map(str, descriptors)],
             pass_fds=descriptors,
-            cwd=Path(labinfer.__file__).parent.parent,  # where ``python -m`` finds this package
+            cwd=Path(labinfer.__file__).parent.parent,  # folder in which ``python -m`` finds labinfer
             stdin=subprocess.PIPE,
         )
     finally:
@@ -176,5 +176,5 @@ def start_gateway(
         with process.stdin as stdin:
             stdin.write(msgspec.msgpack.encode(setup))
     except BrokenPipeError:
-        pass  # the process has exited, which the broken connection reports
+        pass  # the process has exited, as the broken connection will show
     return process

@@ -1,7 +1,6 @@
 """RecentLatencies: percentiles of TTFT, TPOT and queue time over the last minute, for ``/v1/cluster``.
 
-The histograms of ``/metrics`` are too coarse for percentiles: their buckets are vLLM's, and one bucket has every TPOT
-below 10 ms.
+The histograms of ``/metrics`` are too coarse for percentiles: the buckets are vLLM's, and one bucket has all TPOTs below 10 ms.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from labinfer.server.gateway.cluster_answers import Percentiles
 WINDOW_SECONDS = 60.0
 """Maximum age of a latency in seconds."""
 MAX_SAMPLES = 1024
-"""Maximum number of latencies in a window; the oldest are dropped."""
+"""Maximum number of latencies in a window; of more, the oldest are dropped."""
 
 
 class LatencyWindow:
@@ -35,7 +34,7 @@ class LatencyWindow:
         self._samples.append((self._clock(), seconds))
 
     def percentiles(self) -> Percentiles | None:
-        """Percentiles of the latencies in the window, by nearest rank; None without any."""
+        """Percentiles of the latencies in the window, by nearest rank; None if the window is empty."""
         begin = self._clock() - WINDOW_SECONDS
         while self._samples and self._samples[0][0] < begin:
             self._samples.popleft()

@@ -1,4 +1,5 @@
-"""Refusals: conversion of a ``UserError`` to the ``ApiError`` of an invalid request, with the name of the invalid field."""
+"""checked and refused_field: convert a ``UserError`` to the ``ApiError`` of an invalid request, with the name of the invalid
+field."""
 
 from __future__ import annotations
 

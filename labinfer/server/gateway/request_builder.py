@@ -1,8 +1,8 @@
-"""RequestBuilder: builds engine requests from the prompts of one model; costly prompts are queued per caller.
+"""RequestBuilder: builds engine requests from the prompts of one model; every caller has a queue for costly prompts.
 
-A short prompt is tokenized in a thread. A long one goes to a worker process, which is killed on a timeout or a client
-disconnect, and exits when idle to free its memory. A structured-output grammar that was checked before is accepted or
-refused at once; a new one is compiled in another process. Each process has a queue that is fair to all callers.
+A short prompt is tokenized in a thread. A long prompt goes to a helper process, which is killed on a timeout or a client
+disconnect, and exits when idle to free its memory. A structured-output grammar that was checked before is accepted or refused at
+once; a new grammar is compiled in another helper process. Each helper process has a queue that is fair to all callers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from labinfer.server.gateway.work_queue import WorkQueue
 from labinfer.text.tokenizing import PromptText
 
 IN_PLACE_BYTES = 1 << 16
-"""Maximum length in bytes of a body whose prompts are tokenized in a thread of the gateway: they take about 20 ms."""
+"""Maximum length, in bytes, of a body whose prompts are tokenized in a thread of the gateway, which takes about 20 ms."""
 IDLE_SECONDS = 10.0
 """Idle seconds after which the tokenizer process is ended."""
 FLAG = "--max-preparing-per-caller"
@@ -32,7 +32,7 @@ class RequestBuilder:
     """Builds engine requests with the tokenizer of one model.
 
     Args:
-        max_model_len: maximum prompt length in tokens. The engine itself refuses prompts that leave no room for an answer.
+        max_model_len: maximum prompt length in tokens. (The engine refuses prompts that leave no room for an answer.)
     """
 
     def __init__(self, reader: InputProcessor, options: ServerOptions, max_model_len: int):
@@ -43,15 +43,14 @@ class RequestBuilder:
 
     @property
     def is_full(self) -> bool:
-        """Whether a new long prompt or a new structured-output grammar would be rejected, because a queue is full."""
+        """Whether a new long prompt or a new structured-output grammar would be rejected, because the queue for it is full."""
         return self._prompts.is_full or self._forms.is_full
 
     def read_texts(self, input: GenerationInput, num_bytes: int) -> list[PromptText] | None:
-        """Prompt texts of a long body (``num_bytes`` of JSON), to be tokenized by the worker process; None for a short
-        body.
+        """Prompt texts of a long body (``num_bytes`` of JSON), which the helper process will tokenize; None for a short body.
 
         Raises:
-            ApiError: a prompt has more characters or tokens than fit the context.
+            ApiError: a prompt has more characters or tokens than fit into the context.
         """
         if isinstance(input.prompts[0], TokensPrompt):
             self._check_lengths(prompt.token_ids for prompt in input.prompts)
@@ -62,14 +61,14 @@ class RequestBuilder:
     async def build(
         self, input: GenerationInput, texts: list[PromptText] | None, caller: str, num_bytes: int
     ) -> tuple[list[Request], list[Request]]:
-        """Build one engine request per prompt. Returns all requests, and those of them whose structured-output grammar
+        """Build one engine request per prompt. Returns all engine requests, and those whose structured-output grammar
         ``try_grammar`` must still check.
 
         Args:
             texts: result of ``read_texts``.
 
         Raises:
-            ApiError: a prompt is invalid, or too many long ones are queued.
+            ApiError: a prompt is invalid, or too many long prompts are queued.
         """
         token_ids = [None] * len(input.prompts) if texts is None else await self.encode(caller, texts, num_bytes)
 
@@ -91,11 +90,11 @@ class RequestBuilder:
         return requests, untried
 
     async def encode(self, caller: str, prompts: list[PromptText], num_bytes: int) -> list[list[int]]:
-        """Tokenize the prompts of a body of ``num_bytes``, those of a long body in the worker process. Returns the
-        token ids of each.
+        """Tokenize the prompts of a body of ``num_bytes`` bytes; for a long body, the helper process does. Returns the token ids of
+        each prompt.
 
         Raises:
-            ApiError: a prompt cannot be tokenized, or too many are queued.
+            ApiError: a prompt cannot be tokenized, or too many prompts are queued.
         """
         if num_bytes <= IN_PLACE_BYTES:
             return await asyncio.to_thread(checked, lambda: [self._reader.encode_text(prompt) for prompt in prompts])
@@ -106,10 +105,10 @@ class RequestBuilder:
             self._end_when_idle()
 
     async def try_grammar(self, caller: str, request: Request) -> None:
-        """Check the structured-output grammar of ``request`` in a worker process, which is killed if it takes too long.
+        """Check the structured-output grammar of ``request`` in a helper process, which is killed if the check takes too long.
 
         Raises:
-            ApiError: the grammar is invalid or too costly, or too many are queued.
+            ApiError: the grammar is invalid or too costly, or too many grammars are queued.
         """
         await self._forms.run(caller, lambda: checked(lambda: self._reader.check_grammar(request)))
 

@@ -14,20 +14,20 @@ from typing import Any, TextIO
 from labinfer.observe.line_writer import LineWriter
 
 MAX_TEXT = 256
-"""Maximum characters of a logged id, path or name."""
+"""Maximum length, in characters, of an id, path or name in the log."""
 PLAIN = re.compile(r"[!#-<>-~]+")
 """Pattern of values that need no quotes in a log line: visible ASCII characters other than " and =."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRequest:
-    """Fields of a request's log line; never a key, a prompt or an answer. None means not applicable."""
+    """Fields of a request's log line; never a key, a prompt or an answer. None means that a field does not apply."""
 
     id: str
     caller: str
     """Name of the caller; see ``ApiCaller.name``."""
     route: str
-    """Path pattern of the endpoint, or the request's own path if no endpoint serves it."""
+    """Path pattern of the endpoint, or the path of the request if no endpoint serves it."""
     status: int
     total_seconds: float
     """Seconds from the arrival of the request's header to the end of the response."""
@@ -44,12 +44,12 @@ class FinishedRequest:
 class RequestLog:
     """Writes one log line per finished request, and flushes it.
 
-    Values that callers choose (id, path, model name) are quoted unless they are plain visible ASCII, so that a request is always
-    one line and one ``key=value`` never looks like two. The output is ASCII.
+    Values that callers choose (id, path, model name) are quoted unless they are plain visible ASCII. A request is therefore always
+    one line, and one ``key=value`` never looks like two. The log is ASCII.
 
     Args:
         stream: destination.
-        as_json: write one JSON object per line, with all fields, instead of ``key=value`` for the fields that are set.
+        as_json: write one JSON object per line, with all fields, instead of ``key=value`` pairs of the fields that are not None.
         clock: seconds since 1970.
     """
 
@@ -64,7 +64,7 @@ class RequestLog:
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # ValueError: the stream is closed
+        except (OSError, ValueError):  # ValueError: the stream was closed
             pass
 
 

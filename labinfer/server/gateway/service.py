@@ -36,12 +36,12 @@ from labinfer.server.link.stats import EngineStats
 COMPLETION_TOKENS = 16
 """Default ``max_tokens`` of completions, as in OpenAI's API. Chat answers may fill the context by default."""
 LONGEST = 1 << 17
-"""Upper end in tokens of the histograms of prompt and output lengths."""
+"""Upper end, in tokens, of the histograms of prompt and output lengths in ``/metrics``."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A served model: its description, and the parts that turn bodies into engine requests."""
+    """A served model: its description, and the objects that make engine requests of bodies."""
 
     info: ModelInfo
     reader: InputProcessor
@@ -52,7 +52,7 @@ class Model:
         """Load the tokenizer of a model, which must be the one that rank 0 has loaded.
 
         Raises:
-            UserError: the tokenizer cannot be read, or differs from rank 0's.
+            UserError: the tokenizer cannot be read, or its files differ from those that rank 0 read.
         """
         reader = InputProcessor(
             Path(info.tokenizer), info.needs_tokenizer, info.response_template, info.max_model_len, info.chat_template
@@ -62,8 +62,8 @@ class Model:
         return cls(info, reader, RequestBuilder(reader, options, info.max_model_len))
 
     def shares_tokenizer(self, info: ModelInfo) -> bool:
-        """Whether ``info``, sent by a new engine host, has this model's tokenizer, templates and maximum context
-        length. If so, this model need not load its tokenizer again."""
+        """Whether ``info``, sent by a new engine host, has this model's tokenizer, templates and maximum context length. If so, the
+        tokenizer need not be loaded again."""
         names = (
             "tokenizer",
             "tokenizer_digest",
@@ -83,13 +83,13 @@ class Model:
         return self._defaults(self.info.max_model_len)
 
     def completion_defaults(self) -> SamplingParams:
-        """Default sampling parameters of a completion request."""
+        """Default sampling parameters of a (text) completion request."""
         return self._defaults(COMPLETION_TOKENS)
 
     def _defaults(self, max_tokens: int) -> SamplingParams:
         sampling = {
             "temperature": 1.0
-        } | self.info.recommended  # OpenAI's default, unless the checkpoint recommends another
+        } | self.info.recommended  # OpenAI's default, unless the checkpoint recommends a value
         return SamplingParams(max_tokens=max_tokens, seed=secrets.randbelow(MAX_SEED), **sampling)
 
 
@@ -124,7 +124,7 @@ class Service:
         self.admission = AdmissionControl(options, clock)
         self.body_memory = BodyMemory(options)
         self.body_thread = ThreadPoolExecutor(1, "long bodies")
-        """Decodes and validates long bodies; ``body_memory`` bounds its queue."""
+        """Thread that decodes and validates long bodies; ``body_memory`` bounds its queue."""
         self.stored_responses = StoredResponses(options)
         self.metrics = Metrics(model_names, LONGEST, clock)
         self.history = ClusterHistory(model_names, engine.watch, self._count_open, self.metrics.recent, wall_clock)
@@ -132,14 +132,14 @@ class Service:
         engine.on_stats, engine.on_trace = self._add_stats, self.history.add_trace
         engine.on_begin, engine.on_attach, engine.on_end = self.history.begin, self._attach, self._end
         self.on_request_end: Callable[[RequestEnd], None] = lambda end: None
-        """Observer that is called with each engine request that has ended; does nothing by default."""
+        """Function that is called with each engine request that has ended; by default it does nothing."""
         self._tracer: RequestTracer | None = None
         if options.otlp_traces_endpoint:
             self._tracer = RequestTracer(options.otlp_traces_endpoint, clock, wall_clock)
             self.on_request_end = self._tracer.record
         self.log = RequestLog(log or StandardError(), options.log_json, wall_clock)
         self.models: dict[str, Model] = {}
-        self._num_hosts = 0  # number of engine hosts that have ended
+        self._num_hosts = 0  # number of engine hosts that have ended so far
         self._attached: asyncio.Queue[tuple[int, list[ModelInfo]]] = asyncio.Queue()
         self.started = int(wall_clock())
 
@@ -159,7 +159,7 @@ class Service:
 
     def _attach(self, models: list[ModelInfo]) -> None:
         self.history.attach(models)
-        if any(model.changed for model in models):  # the previous tokenizer must not read prompts any more
+        if any(model.changed for model in models):  # the tokenizer of the previous model must not read prompts any more
             self._close_models()
         self._attached.put_nowait((self._num_hosts, models))
 
@@ -177,8 +177,7 @@ class Service:
         self.models = {}
 
     async def prepare_models(self) -> None:
-        """Wait for engine hosts: whenever one has loaded its models, load their tokenizers in this process. Never
-        returns.
+        """Whenever an engine host has loaded its models, load the tokenizers of these models in this process. Never returns.
 
         Raises:
             UserError: a tokenizer cannot be read.
@@ -191,12 +190,12 @@ class Service:
                 else await asyncio.to_thread(Model.load, info, self.options)
                 for info in models
             ]
-            if number == self._num_hosts:  # the host that sent these models has not ended meanwhile
+            if number == self._num_hosts:  # the host that sent these models is still the current one
                 self.models = {model.info.name: model for model in loaded}
                 self.engine.notify_ready()
 
     def model(self, name: str | None) -> Model:
-        """Return the model named ``name`` for a new request; the default model for None.
+        """Return the model called ``name`` (the default model for None) for a new request.
 
         Raises:
             ApiError: there is no such model, the models are not loaded, or the server is shutting down.
@@ -207,10 +206,10 @@ class Service:
         return model
 
     def check_room(self) -> None:
-        """Check that the server has capacity for any new request, even one with a long prompt or a new grammar.
+        """Check that the server has capacity for any new request, even a request with a long prompt or a new grammar.
 
         Raises:
-            ApiError: no open request, body memory, or queue slot is free.
+            ApiError: a limit is reached: of open requests, body memory or a queue.
         """
         if self.admission.is_full:
             message = f"{self.admission.num_open} requests are open (limit: --max-open-requests)"
@@ -223,7 +222,7 @@ class Service:
         raise api_errors.overloaded(f"the server is saturated: {message}; try again in a moment", RETRY_SECONDS)
 
     def loaded_model(self, name: str | None) -> Model:
-        """Return the model named ``name`` for inspection, also while the server is shutting down.
+        """Return the model called ``name`` to a route that only inspects it, also while the server is shutting down.
 
         Raises:
             ApiError: there is no such model, or it is not loaded yet.

@@ -1,4 +1,4 @@
-"""Stage speeds: mean step time of each stage over the last minute."""
+"""find_stage_speeds: mean step time of each stage over a period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StoredResponses: responses of ``/v1/responses``, kept in bounded memory, to be shown or continued."""
+"""StoredResponses: responses of ``/v1/responses``, kept in bounded memory, so that clients can retrieve and continue them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from labinfer.requests.openai.responses import Response
 from labinfer.server.gateway.options import MIB, ServerOptions
 
 OVERHEAD_BYTES = 1024
-"""Estimated memory of a stored response in bytes, in addition to its JSON."""
+"""Estimated memory of a stored response, in bytes, without its JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredResponse:
-    """A response and the input of its request, as JSON."""
+    """A response, and the input of the request that it answers, as JSON."""
 
     id: str
     previous_id: str | None
     response: bytes
     input: bytes
-    """Input items of this request only; earlier ones are found through ``previous_id``."""
+    """Input items of the request. Earlier items of the conversation are in the response ``previous_id``."""
     item_ids: tuple[str, ...]
     """Ids of the input and output items."""
 
@@ -45,11 +45,11 @@ class StoredResponse:
         return len(self.response) + len(self.input) + OVERHEAD_BYTES
 
     def input_items(self) -> list[dict[str, Any]]:
-        """Input items of this request."""
+        """Input items of the request that this response answers."""
         return msgspec.json.decode(self.input)
 
     def items(self) -> list[dict[str, Any]]:
-        """Input and output items of this request."""
+        """Input items of the request, and output items of the response."""
         return self.input_items() + msgspec.json.decode(self.response)["output"]
 
 
@@ -72,7 +72,7 @@ class StoredResponses:
         self._stores: dict[str, _LruStore] = {}
 
     def put(self, owner: str, stored: StoredResponse) -> None:
-        """Store a response, unless it alone exceeds the memory limit."""
+        """Store a response, unless it is larger than the memory limit."""
         self.delete(owner, stored.id)
         if stored.num_bytes > self._most_bytes or not self._most:
             return
@@ -85,7 +85,7 @@ class StoredResponses:
             self.delete(largest, next(iter(self._stores[largest].responses)))
 
     def get(self, owner: str, id: str) -> StoredResponse | None:
-        """Return the owner's response with this id and mark it as used; None if there is none."""
+        """Return the response ``id`` of ``owner`` and mark it as used; None if there is no such response."""
         store = self._stores.get(owner)
         if store is None or id not in store.responses:
             return None
@@ -93,13 +93,13 @@ class StoredResponses:
         return store.responses[id]
 
     def get_by_item(self, owner: str, item_id: str) -> StoredResponse | None:
-        """Return the owner's latest response that contains the item ``item_id``; None if there is none."""
+        """Return the latest response of ``owner`` that contains the item ``item_id``; None if there is no such response."""
         store = self._stores.get(owner)
         return None if store is None else self.get(owner, store.places.get(item_id, ""))
 
     def chain(self, owner: str, id: str | None) -> list[StoredResponse]:
-        """The response ``id`` and the responses that it continues, oldest first, as far as they are still stored. A
-        client may reuse ids: the chain ends before an id that repeats."""
+        """The response ``id`` and the responses that it continues, oldest first, as far as they are still stored. As a client may
+        reuse ids, the chain ends before an id that occurs again."""
         chain: dict[str, StoredResponse] = {}
         while id is not None and id not in chain and (stored := self.get(owner, id)) is not None:
             chain[id] = stored
@@ -107,7 +107,7 @@ class StoredResponses:
         return list(chain.values())[::-1]
 
     def delete(self, owner: str, id: str) -> bool:
-        """Delete a response. Returns whether it existed."""
+        """Delete a response. Returns whether the response existed."""
         store = self._stores.get(owner)
         stored = None if store is None else store.responses.pop(id, None)
         if stored is None:

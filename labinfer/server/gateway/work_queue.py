@@ -1,4 +1,4 @@
-"""WorkQueue: runs costly work in threads, one caller after the other (round-robin), so that the event loop is not blocked."""
+"""WorkQueue: runs costly work in threads, for one caller after the other (round-robin), so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.admission_control import RETRY_SECONDS
 
 MAX_CALLERS = 16
-"""Number of callers whose queues may be full at once; it bounds the total queue length."""
+"""Number of callers whose queues may be full at a time, which bounds the length of all queues together."""
 
 Result = TypeVar("Result")
 
 
 class WorkQueue:
-    """Runs functions in its own thread pool, with one queue per caller. Used by one event loop. If a waiting ``run`` is
-    cancelled, its work leaves the queue.
+    """Runs functions in a thread pool, with one queue per caller. Used by one event loop. If a waiting ``run`` is cancelled, its
+    work leaves the queue.
 
     Args:
         kind: name of the work for error messages, such as "long prompts".
-        max_waiting: maximum queue length of one caller; the limit of all queues together is ``MAX_CALLERS`` times this.
+        max_waiting: maximum queue length of one caller; all queues together have at most ``MAX_CALLERS`` times as many entries.
         flag: the option that sets ``max_waiting``.
         num_threads: size of the thread pool.
     """
@@ -37,7 +37,7 @@ class WorkQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the total limit is reached, so that new work of every caller is rejected."""
+        """Whether the limit of all queues together is reached, so that new work of every caller is rejected."""
         return self._num_waiting >= MAX_CALLERS * self._max_waiting
 
     @property
@@ -49,14 +49,14 @@ class WorkQueue:
         """Run ``work`` in a thread when it is the caller's turn, and return its result.
 
         Args:
-            abort: called on a cancellation while the work runs; must make the work end early.
+            abort: called if ``run`` is cancelled while the work runs; must make the work end early.
 
         Raises:
             ApiError: 429 if the caller's queue is full, 503 if the total limit is reached.
         """
         await self._await_turn(caller)
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        running.add_done_callback(self._finish)  # the slot is free when the thread has ended, not its waiter
+        running.add_done_callback(self._finish)  # the slot becomes free when the thread ends, not its waiter
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -85,7 +85,7 @@ class WorkQueue:
         try:
             await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # cancelled when it already had a slot: pass the slot on
+            if turn.done() and not turn.cancelled():  # cancelled although it had got a slot: pass the slot on
                 self._start_next()
             else:
                 self._leave(caller, turn)
@@ -93,11 +93,11 @@ class WorkQueue:
 
     def _finish(self, running: asyncio.Future) -> None:
         if not running.cancelled():
-            running.exception()  # marks the exception as retrieved, as the waiter may be gone
+            running.exception()  # marks the exception as retrieved, as nobody may wait for it
         self._start_next()
 
     def _start_next(self) -> None:
-        """Start the oldest work of the caller whose turn it is; that caller then goes to the end of the round-robin."""
+        """Start the oldest work of the caller whose turn it is, and put the caller at the end of the round-robin order."""
         if not self._waiting:
             self._num_free += 1
             return
@@ -106,7 +106,7 @@ class WorkQueue:
         self._leave(caller, turn)
         if waiting:
             self._waiting[caller] = self._waiting.pop(caller)
-        if turn.done():  # the waiter was cancelled, but has not left the queue yet
+        if turn.done():  # the waiter was cancelled, but its work is still in the queue
             self._start_next()
         else:
             turn.set_result(None)

@@ -41,7 +41,7 @@ MODEL = "model"
 
 
 class AsyncLLM:
-    """A loaded model on this group of ranks, for any number of concurrent tasks and event loops.
+    """A model that is loaded on the ranks of this launch, for any number of concurrent tasks and event loops.
 
     Under a launcher all ranks run one script. On ranks other than 0 the constructor takes part in rank 0's steps until
     rank 0 calls ``close``, and then raises ``SystemExit``.
@@ -61,7 +61,7 @@ class AsyncLLM:
             raise SystemExit
         self._link, self._keys = InProcessConnection(), itertools.count()
         self._ending, self._failure = threading.Event(), ""
-        self._prompts = ThreadPoolExecutor(1, "prompts")  # tokenizing a long prompt must not block an event loop
+        self._prompts = ThreadPoolExecutor(1, "prompts")  # tokenizing a long prompt would block an event loop
         host = EngineHost({MODEL: llm}, self._link, self._check, drain_seconds=0.0)
         self._thread = threading.Thread(target=self._run, args=(host,), name="engine", daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class AsyncLLM:
             prompt: text, token ids, messages of a conversation, or a dictionary; see ``PromptLike``.
 
         Raises:
-            UserError: the prompt or a parameter is invalid; or the AsyncLLM was closed, before the call or during it.
+            UserError: the prompt or a parameter is invalid; or the AsyncLLM was closed before or during the call.
         """
         async with aclosing(self._items(prompt, sampling_params, streams=True)) as items:
             async for item in items:
@@ -83,15 +83,16 @@ class AsyncLLM:
                     yield item
 
     async def generate(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> RequestOutput:
-        """Generate the whole output of a prompt. Cancelling the task aborts the request. Arguments and errors as in ``stream``."""
+        """Generate the whole output of a prompt. Cancelling the task aborts the request. For arguments and errors see
+        ``stream``."""
         async with aclosing(self._items(prompt, sampling_params)) as items:
             return await anext(items)
 
     async def chat(
         self, messages: list[dict[str, Any]], sampling_params: SamplingParams | None = None, **fields: Any
     ) -> RequestOutput:
-        """Answer a conversation. ``fields`` are further fields of the prompt, see ``LLM.chat``. To stream an answer,
-        pass the messages to ``stream``."""
+        """Answer a conversation. ``fields`` are further fields of the prompt, as in ``LLM.chat``. To stream an answer, pass the
+        messages to ``stream``."""
         return await self.generate({**fields, "messages": messages}, sampling_params)
 
     async def embed(
@@ -117,7 +118,7 @@ class AsyncLLM:
     async def _items(
         self, prompt: PromptLike, sampling_params: SamplingParams | None, *, streams: bool = False, pooling: str = ""
     ) -> AsyncIterator[Delta | RequestOutput | EmbeddingOutput]:
-        """Yield the output of a request; before it, the deltas of its answers if ``streams``."""
+        """Yield the deltas of a request's answers if ``streams``, and then the output of the request."""
         self._check_usable()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue = asyncio.Queue()
@@ -133,7 +134,7 @@ class AsyncLLM:
         take = functools.partial(loop.call_soon_threadsafe, items.put_nowait)
         self._link.start(MODEL, DirectCall(state, streams, take))
         try:
-            self._check_usable()  # checks again: ``close`` may have been called while tokenizing
+            self._check_usable()  # checked again: ``close`` may have been called during tokenization
             while True:
                 item = await items.get()
                 if isinstance(item, Exception):

@@ -43,11 +43,10 @@ from labinfer.server.link.stats import Drift
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
-"""Seconds that an idle rank 0 sleeps at a time. A frame wakes it at once; a signal is noticed after the sleep at the
-latest."""
+"""Seconds that an idle rank 0 sleeps at a time. A frame wakes rank 0 at once; a signal is noticed after the sleep at the latest."""
 SOON_SECONDS = 0.01
-"""Seconds that an otherwise idle rank 0 sleeps at a time while a request with structured output waits until grammars
-can be compiled: the tokenizer is being read for them in a thread."""
+"""Seconds that an otherwise idle rank 0 sleeps at a time while a request with structured output waits until grammars can be
+compiled. (A thread is reading the tokenizer for grammars.)"""
 STABLE_SECONDS = 30.0
 """Seconds for which a better split of the layers must continuously exist before the layout changes."""
 
@@ -68,21 +67,21 @@ class EngineHost:
     """Steps the engines of all models on rank 0 while there is work, and sleeps otherwise.
 
     Args:
-        models: models of one group by their served names.
-        link: connection to a gateway with which this engine host is registered, or to callers in this process.
+        models: models of the group of ranks, by served name.
+        link: connection to the gateway that has accepted this engine host, or to callers in this process.
         check: raises ``Interrupted`` when a signal has requested the end.
         drain_seconds: timeout for open requests after a signal.
         is_last: whether the gateway ends with this engine host. False under a supervisor, which ends the gateway
             itself: launchers also send SIGTERM to the remaining ranks when one has died.
-        plan_change: returns the layouts of all models after a change, or None if nothing changes. Raises a ``UserError`` if the
+        plan_change: returns the layouts of all models after a change, or None if nothing changes. It raises a ``UserError`` if the
             change is impossible.
-        plan_split: returns the layouts of all models after a better split of one model's layers, or None if its gain
-            does not justify the pause.
-        outcome: outcome of the layout change that preceded this engine host, to be sent to the gateway.
+        plan_split: returns the layouts of all models after a better split of one model's layers, or None if the gain does not
+            justify the pause.
+        outcome: outcome of the layout change before this engine host started, which is sent to the gateway.
         on_ready: called when the gateway accepts requests.
         plan: table of the layout and its alternatives; empty if the layout was not planned.
-        machine_links: links measured for the plan.
-        changed: model name to its changed files; see ``ModelInfo``.
+        machine_links: links between machines that were measured for the plan.
+        changed: text about changed files, by model name; see ``ModelInfo``.
         clock: monotonic time in seconds.
 
     Raises:
@@ -121,8 +120,8 @@ class EngineHost:
         }
         self._link = link
         self._check, self._drain_seconds, self._is_last, self._clock = check, drain_seconds, is_last, clock
-        self._open: dict[str, HostedModel] = {}  # models of open requests, by request id
-        self._early: dict[str, Add] = {}  # by request id: requests that wait until grammars can be compiled
+        self._open: dict[str, HostedModel] = {}  # model of each open request, by request id
+        self._early: dict[str, Add] = {}  # requests, by id, that wait until grammars can be compiled
         health_channel = next(iter(models.values())).group.health_channel
         self._telemetry = Telemetry(list(self._models.values()), self._link.send, health_channel, clock)
         self._drain_until: float | None = None
@@ -134,12 +133,12 @@ class EngineHost:
         """Serve until a signal arrives (and the open requests have finished or timed out), or until the layout changes.
 
         Returns:
-            The layouts for the next engine host, which resumes the open requests; None after a signal.
+            The layouts of the next engine host, which resumes the open requests; None after a signal.
 
         Raises:
             BrokenConnection: the gateway is gone.
         """
-        for frame in self._link.receive(0.0):  # the gateway may have rejected this host while the models were loading
+        for frame in self._link.receive(0.0):  # the gateway may have rejected this host while models were loading
             self._handle(frame)
         self._link.send(Attach([model.describe() for model in self._models.values()]))
         if self._outcome is not None:
@@ -182,15 +181,15 @@ class EngineHost:
             except Interrupted as error:
                 self._drain_until = self._clock() + self._drain_seconds
                 self._link.send(Draining())
-                if error.signum:  # 0 if a program has closed the server, not a signal
+                if error.signum:  # 0 if a program, and no signal, has closed the server
                     open_requests = _describe_open(len(self._open) + len(self._early), self._drain_seconds)
                     logger.info("stopping at %s: %s", signal.Signals(error.signum).name, open_requests)
             return False
         return not (self._open or self._early) or self._clock() > self._drain_until
 
     def _watch_drift(self) -> None:
-        """Log stages that have slowed down. Change the layout if a better split persists, and ``plan_split`` returns
-        layouts for it."""
+        """Log stages that have slowed down. If a better split of the layers persists, and ``plan_split`` returns layouts for it,
+        change the layout."""
         for model in self._models.values():
             watch = model.slowdown_detector
             if watch is None or watch.drift is None or watch.drift is model.handled_drift:
@@ -231,19 +230,19 @@ class EngineHost:
         except UserError as error:
             self._link.send(LayoutAnswer(str(error), is_refused=True))
             return
-        if self._change is None:  # the layout is in use already
+        if self._change is None:  # the layout is already in use
             self._link.send(LayoutAnswer())
 
     def _add(self, frame: Add) -> None:
         model, request_id = self._models[frame.model], frame.request.key
         self._early.pop(request_id, None)
         if frame.request.sampling.structured_outputs is not None and not model.llm.guides.get_ready():
-            self._early[request_id] = frame  # added later, so that steps of other requests do not wait
+            self._early[request_id] = frame  # added later, so that it does not delay steps of other requests
             return
         if not model.llm.engine.has_work:
             model.last_step = self._clock()
         try:
-            model.llm.check_processors(frame.request)  # ``add`` makes all other checks
+            model.llm.check_processors(frame.request)  # ``add`` checks everything else
             model.llm.driver.add(request_id, frame.request, frame.admitted)
             model.unread_prompts[request_id] = len(frame.request.prompt_token_ids)
         except QueueFull as error:
@@ -252,7 +251,7 @@ class EngineHost:
         except UserError as error:
             self._link.send(Refused(request_id, str(error), is_too_long=isinstance(error, PromptTooLong)))
             return
-        except BaseException as error:  # raised by a library or plugin: other requests continue
+        except BaseException as error:  # an error of a library or plugin: other requests continue
             if not is_failure(error):
                 raise
             logger.error("a request fails\n%s", traceback.format_exc().rstrip())
@@ -264,14 +263,14 @@ class EngineHost:
     def _abort(self, frame: Abort) -> None:
         self._early.pop(frame.request_id, None)
         model = self._open.get(frame.request_id)
-        if model is None:  # the request has just ended
+        if model is None:  # the request has ended meanwhile
             return
         model.llm.driver.abort(frame.request_id, frame.index)
         self._forget_if_done(model, frame.request_id)
 
     def _step(self, model: HostedModel, launches: bool = True) -> None:
         engine = model.llm.engine
-        if not engine.has_work:  # a frame has aborted the last request
+        if not engine.has_work:  # the frame has aborted the last request
             return
         outputs = model.step(launches)
         if outputs:

@@ -20,8 +20,8 @@ CHUNK_BYTES = 1 << 18
 MAX_CHUNKS = 16
 """Maximum number of socket reads in one ``receive``, so that frames do not delay the next step."""
 FULL_BYTES = 1 << 10
-"""Number of unread bytes at which a silent gateway counts as alive: a full socket may block it, as this process reads
-nothing while it loads models."""
+"""Number of unread bytes at which a silent gateway counts as alive. While this process loads models it does not read, so a full
+socket may block the gateway."""
 
 
 class GatewayConnection:
@@ -60,7 +60,7 @@ class GatewayConnection:
                 data = self._socket.recv(CHUNK_BYTES)
             except OSError as error:
                 if frames:
-                    break  # the error is raised by the next call, after these frames
+                    break  # the next call raises the error, after these frames
                 raise BrokenConnection(f"the gateway process is gone: {error}") from None
             if not data and frames:
                 break
@@ -72,7 +72,7 @@ class GatewayConnection:
         return frames
 
     def watch(self, timeout: float, make_heartbeat: Callable[[], Heartbeat], on_silence: Callable[[], None]) -> None:
-        """Exchange heartbeats in a thread, as the main thread may be busy with a long step, or with loading.
+        """Exchange heartbeats with the gateway in a thread, as the main thread may be busy with a long step or with loading.
 
         Args:
             timeout: seconds without a frame of the gateway after which ``on_silence`` is called.
@@ -88,10 +88,10 @@ class GatewayConnection:
             time.sleep(heartbeat.interval)
             try:
                 self._beat(make_heartbeat())
-                # Unread data counts as a heartbeat: the main thread reads it later.
+                # Unread data shows that the gateway lives: the main thread reads it later.
                 unread = fcntl.ioctl(self._socket, termios.FIONREAD, bytes(4))
             except (OSError, ValueError):
-                return  # the socket is closed, which the main thread reports
+                return  # the socket is closed, as the main thread will report
             (num_unread,) = struct.unpack("i", unread)
             has_come = num_come != (num_come := self._num_read + num_unread)
             if has_come or num_unread >= FULL_BYTES:
@@ -101,11 +101,11 @@ class GatewayConnection:
                 return
 
     def _beat(self, beat: Heartbeat) -> None:
-        """Send a heartbeat, unless another frame is being sent, which counts as one."""
+        """Send a heartbeat, unless another frame is being sent, which also shows that this process is alive."""
         if self._sending.acquire(blocking=False):
             try:
                 self._socket.send(pack(beat), socket.MSG_DONTWAIT)
             except BlockingIOError:
-                pass  # full; so small a frame is sent as a whole or not at all (``unix(7)``)
+                pass  # the socket is full; a small frame is sent whole or not at all (``unix(7)``)
             finally:
                 self._sending.release()

@@ -29,7 +29,7 @@ class HostedModel:
     slowdown_detector: StageSlowdownDetector | None = None
     """Detector of stages that slow down; None with one stage."""
     handled_drift: Drift | None = None
-    """Last ``Drift`` of ``slowdown_detector`` that was handled, so that each is logged once; None if none was."""
+    """Last ``Drift`` of ``slowdown_detector`` that was handled, so that each drift is logged once; None if none was handled."""
     plan: str = ""
     """Table of the layout and its alternatives; empty if the layout was not planned."""
     machine_links: Sequence[MachineLinkInfo] = ()
@@ -37,19 +37,19 @@ class HostedModel:
     changed: str = ""
     """Description of changed model files; see ``ModelInfo``."""
     unread_prompts: dict[str, int] = field(default_factory=dict)
-    """Maps the id of each open request without output to its prompt length in tokens."""
+    """Prompt length, in tokens, of each open request that has no output yet, by request id."""
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_steps: int = 0
     step_tokens: int = 0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     last_step: float = 0.0
-    """Time of the last completed step, or of the arrival of work at the idle engine if that is later; see ``clock``."""
+    """Time of the last completed step or, if later, the time at which the idle engine got work; by ``clock``."""
     working_seconds: float = 0.0
     bubbles: dict[int, float] = field(default_factory=dict)
-    """Maps each rank to its pipeline bubble in seconds, as last sent to the gateway."""
+    """Maps each rank to its pipeline bubble in seconds, as it was last sent to the gateway."""
     watched: list[InFlight] = field(default_factory=list)
-    """Completed steps for the next ``Trace`` frame: the first ``watched_most`` since the last one."""
+    """Completed steps for the next ``Trace`` frame: at most ``watched_most`` since the last ``Trace`` frame."""
     watched_most: int = 0
 
     def step(self, launches: bool = True) -> StepOutputs:
@@ -71,16 +71,16 @@ class HostedModel:
                 self.watched.append(batch)
         for request_id, update in outputs:
             self.prompt_tokens += self.unread_prompts.pop(request_id, 0)
-            self.generation_tokens += len(update.token_ids) or update.embedding is None  # 1 for beam search
+            self.generation_tokens += len(update.token_ids) or update.embedding is None  # 1 with beam search
         now = self.clock()
         self.working_seconds += now - self.last_step
         self.last_step = now
         return outputs
 
     def bubble(self, rank: WorkerStats, worked: float) -> float:
-        """Pipeline bubble of a rank in seconds: time in which the engine had work, and the rank did not compute. It
-        never decreases, as befits a counter, although ``worked`` and the rank's stats are read at slightly different
-        times."""
+        """Pipeline bubble of a rank in seconds: time in which the engine had work, and the rank did not compute. ``worked`` and the
+        rank's stats are read at slightly different times, so a smaller value than the last one is replaced by that: a counter never
+        decreases."""
         self.bubbles[rank.rank] = max(self.bubbles.get(rank.rank, 0.0), worked - rank.busy_time)
         return self.bubbles[rank.rank]
 

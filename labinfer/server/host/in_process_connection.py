@@ -13,7 +13,7 @@ from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.server.link.frames import Abort, Add, FromGateway, FromHost, Heartbeat, Refused, Updates
 
 Item = Delta | RequestOutput | EmbeddingOutput | Exception
-"""One item of a request's result. Every item other than a ``Delta`` is the last one."""
+"""One item of a request's result. An item that is not a ``Delta`` is the last one."""
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class DirectCall:
 
     state: RequestState
     streams: bool
-    """Whether deltas are passed to the callback before the output."""
+    """Whether the callback also receives deltas, before the output."""
     take: Callable[[Item], None]
-    """The callback. It is called from the engine's thread. It raises RuntimeError if the event loop of its caller is
-    closed; the request is then aborted."""
+    """Callback for the items of the result, called in the engine's thread. If it raises RuntimeError, because the event loop of its
+    caller is closed, the request is aborted."""
 
 
 class InProcessConnection:
-    """Connection between an engine host and callers in the same process; replaces a ``GatewayConnection``. ``send`` and
-    ``receive`` are for the engine host's thread; the other methods are thread-safe."""
+    """Connection between an engine host and callers in the same process; replaces a ``GatewayConnection``. Only the engine host's
+    thread calls ``send`` and ``receive``; the other methods are thread-safe."""
 
     def __init__(self) -> None:
         self._frames: queue.SimpleQueue[FromGateway] = queue.SimpleQueue()
@@ -42,12 +42,12 @@ class InProcessConnection:
         self._frames.put(Add(model, call.state.request))
 
     def abort(self, key: str) -> None:
-        """Forget the request ``key``, and abort it if it has not ended."""
+        """Forget the request ``key``, and abort it if it has not ended yet."""
         if self._calls.pop(key, None) is not None:
             self._frames.put(Abort(key))
 
     def abort_all(self, error: Exception) -> None:
-        """Abort every request, and pass ``error`` to its callback."""
+        """Abort every request, and pass ``error`` to the callback of each."""
         for key, call in list(self._calls.items()):
             self.abort(key)
             self._give(call, error)
@@ -58,7 +58,7 @@ class InProcessConnection:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the engine host has received all frames, so that none waits."""
+        """Whether the engine host has received all frames."""
         return self._frames.empty()
 
     def receive(self, seconds: float) -> list[FromGateway]:

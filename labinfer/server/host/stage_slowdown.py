@@ -1,7 +1,6 @@
 """StageSlowdownDetector: finds stages that have slowed down since the start, and a better split of the layers.
 
-All stages run the same steps. If all become slower, the cause is the requests; if only one does, the cause is its
-machine.
+All stages run the same steps. If all stages become slower, the requests are the cause; if only one stage does, its machine is.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ from labinfer.base.rank_stats import WorkerStats
 from labinfer.server.link.stats import Drift
 
 MIN_SAMPLE_STEPS = 5
-"""Minimum number of steps in a sample. A sample is what a rank did between two of its statistics reports; with fewer
-steps it continues to the next report."""
+"""Minimum number of steps in a sample. A sample is the work of a rank between two reports of its stats. If it has fewer steps, it
+is extended to the next report."""
 MAX_SAMPLE_SECONDS = 2.0
-"""Maximum seconds that a sample adds to the seconds of work: in the rest of a longer sample, the engine was idle."""
+"""Maximum seconds of a sample that count as work: in the rest of a longer sample, the engine was idle."""
 BASELINE_SECONDS, BASELINE_STEPS = 10.0, 100
-"""Length of the period after the start to which the baseline of a rank's step times is fitted: it ends after this many seconds of work
-and this many steps, whichever is later."""
+"""Length of the period after startup to which the baseline of a rank's step times is fitted. It ends when the rank has had both
+these seconds of work and this number of steps."""
 WINDOW_SECONDS, MIN_WINDOW_SECONDS = 10.0, 8.0
-"""Sliding window of recent work that is compared with the baseline: its length in seconds, and the minimum seconds of
-work in it before any stage counts as slow."""
+"""Length, in seconds, of the recent work that is compared with the baseline, and minimum seconds of work in it for a stage to count
+as slow."""
 DRIFTED, RECOVERED = 1.5, 1.25
-"""Hysteresis of a stage's slowdown (busy time over baseline, relative to the other stages): above the first value the
-stage counts as slow, below the second one it has recovered."""
+"""Thresholds of a stage's slowdown (ratio of busy time to baseline, relative to the other stages). Above ``DRIFTED`` a stage counts
+as slow, until its slowdown is below ``RECOVERED``."""
 MIN_OWN_SLOWDOWN = 1.1
 """Minimum ratio of a slow stage's step time to its own baseline. With a smaller ratio, the stage is not slow: the other
 stages have become faster."""
 BOUND = 0.7
-"""Busy fraction of the busiest stage above which its time determines the throughput. Below it, the sum of the times of
-all stages does."""
+"""Busy fraction of the busiest stage above which the step time of that stage determines the throughput. Below, the sum of the step
+times of all stages does."""
 MIN_GAIN = 0.15
 """Minimum throughput gain, as a fraction, at which another split of the layers is reported."""
 MAX_KEPT_STEPS = 1 << 20
@@ -43,7 +42,7 @@ MAX_KEPT_STEPS = 1 << 20
 
 @dataclass(kw_only=True)
 class _Sample:
-    """The work of a rank between two of its statistics reports."""
+    """The work of a rank between two reports of its stats."""
 
     seconds: float
     steps: int
@@ -62,7 +61,7 @@ class _Baseline:
     steps: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
     fewest: float = math.inf
-    """Smallest mean number of tokens per step among the fitted samples; ``most`` is the largest one."""
+    """Smallest mean number of tokens per step among the fitted samples; ``most`` is the largest mean number."""
     most: float = 0.0
 
     def add(self, sample: _Sample) -> None:
@@ -77,15 +76,15 @@ class _Baseline:
         return self.seconds >= BASELINE_SECONDS and self.steps >= BASELINE_STEPS
 
     def covers(self, sample: _Sample) -> bool:
-        """Whether the fitted samples include steps with about as many tokens as those of ``sample``. The baseline is
-        not extrapolated to other sizes, as step times do not grow linearly on every machine."""
+        """Whether steps of the fitted samples had about as many tokens as steps of ``sample``. The baseline is not extrapolated to
+        other numbers of tokens, as step times do not grow linearly on every machine."""
         return self.fewest / 2 <= sample.tokens / sample.steps <= 2 * self.most
 
     def predict(self, sample: _Sample) -> float:
         nn, nt, tt, ny, ty = self.sums
         determinant = nn * tt - nt * nt
         per_step, per_token = 0.0, ty / tt
-        if determinant > 1e-6 * nn * tt:  # with one ratio of tokens to steps, only the sum can be fitted
+        if determinant > 1e-6 * nn * tt:  # with one ratio of tokens to steps, only the sum of both constants is known
             per_step = (ny * tt - ty * nt) / determinant
             per_token = (ty * nn - ny * nt) / determinant
             if per_step < 0:
@@ -107,7 +106,7 @@ class _Rank:
     def add(self, sample: _Sample) -> None:
         self.num_samples += 1
         if self.num_samples == 1:
-            return  # not the first sample, which includes one-time work
+            return  # the first sample is left out, as it has one-time work
         if not (self.baseline.is_complete and self.baseline.covers(sample)):
             self.baseline.add(sample)
             return
@@ -119,35 +118,34 @@ class _Rank:
         return sum(getattr(sample, name) for sample in self.window)
 
     def per_step(self, name: str) -> float:
-        """Seconds per step of the field ``name`` of ``_Sample`` (``busy`` or ``layers``): the median over the samples
-        of the window."""
+        """Median over the recent samples of the seconds per step in field ``name`` of ``_Sample`` (``busy`` or ``layers``)."""
         return median(getattr(sample, name) / sample.steps for sample in self.window)
 
     @property
     def ratio(self) -> float:
-        """Busy time relative to the baseline: the median over the samples of the window, so that a stall of some
-        seconds does not count as a slowdown."""
+        """Median over the recent samples of the ratio of busy time to baseline. With a median, a stall of some seconds does not
+        count as a slowdown."""
         return median(sample.busy / max(self.baseline.predict(sample), 1e-9) for sample in self.window)
 
 
 class StageSlowdownDetector:
-    """Finds stages of one model that have slowed down since the start.
+    """Finds stages of one model that have slowed down since startup, relative to the other stages.
 
     Args:
-        layers: number of layers of each stage; at least two stages.
+        layers: number of layers of each stage; there are at least two stages.
         num_ranks: number of ranks that hold a part of the model.
     """
 
     def __init__(self, layers: Sequence[int], num_ranks: int):
         self._num_layers, self._num_ranks = list(layers), num_ranks
         self._ranks: dict[int, _Rank] = {}
-        self._tokens = [0]  # cumulative number of tokens of the steps from ``_first`` on
+        self._tokens = [0]  # cumulative number of tokens of steps from ``_first`` on
         self._first = 0
         self.drift: Drift | None = None
         """Latest comparison of the stages' step times with their baselines; None until there has been enough work."""
         self.better_since = math.inf
-        """Time (monotonic seconds) since which another split of the layers has continuously been better; infinite if
-        none is."""
+        """Time, in monotonic seconds, since which some other split of the layers has always been better; infinite if none is
+        better."""
 
     def add_step(self, num_tokens: int) -> None:
         """Record a completed step; all ranks run the same steps in the same order."""
@@ -172,7 +170,7 @@ class StageSlowdownDetector:
             self.better_since = min(self.better_since, now) if self.drift.layers else math.inf
 
     def _add_rank(self, stats: WorkerStats) -> bool:
-        """Make a sample of a rank's work since its last one, and add it. Returns False if it has too few steps
+        """Add a sample of the work of a rank since its last sample. Returns False if that work has too few steps
         (``MIN_SAMPLE_STEPS``)."""
         rank = self._ranks.setdefault(stats.rank, _Rank(stats))
         before, steps = rank.last, stats.num_steps - rank.last.num_steps
@@ -227,15 +225,14 @@ class StageSlowdownDetector:
 def better_split(
     layers: Sequence[int], per_layer: Sequence[float], fixed: Sequence[float], *, bound_by_slowest: bool
 ) -> tuple[list[int], float]:
-    """Return the split of the layers that minimizes the time of the slowest stage, and its throughput gain over
-    ``layers`` as a fraction.
+    """Return the split of the layers with the highest throughput, and its gain of throughput over ``layers`` as a fraction.
 
     Args:
         layers: number of layers of each stage now.
         per_layer: seconds per layer on each stage.
         fixed: seconds of all other work on each stage.
-        bound_by_slowest: whether throughput is determined by the slowest stage; otherwise by the sum over all stages,
-            as with a single request.
+        bound_by_slowest: whether the slowest stage determines the throughput; if not, the sum over all stages does, as for a single
+            request.
     """
 
     def seconds(split: Sequence[int]) -> float:

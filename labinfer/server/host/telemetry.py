@@ -1,4 +1,4 @@
-"""Telemetry: sends stats of the engines and ranks to the gateway at intervals, and traces as long as a client watches."""
+"""Telemetry: sends stats of engines and ranks to the gateway at intervals, and traces while a client watches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from labinfer.server.link.frames import FromHost, StatsUpdate, Trace
 from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
 
 STATS_SECONDS = 1.0
-"""Interval in seconds of stats while there is work."""
+"""Seconds between two stats while there is work."""
 WATCHED_SECONDS = 0.5
-"""Interval in seconds of stats while a client watches, and after work has ended."""
+"""Seconds between two stats while a client watches, and after work has ended."""
 IDLE_STATS = 2
-"""Number of stats that are sent after work has ended: the final stats of the other ranks arrive with the second."""
+"""Number of stats that are sent after work has ended. Only the second has the final stats of the other ranks."""
 WATCHED_SLICES = 640
-"""Maximum slices that a rank records between two stats: all slices of some 60 steps. Later ones are dropped, so that
-the cost of watching does not depend on the speed of the steps."""
+"""Maximum number of trace slices that a rank records between two stats: the slices of about 60 steps. Later slices are dropped, so
+that the cost of watching does not depend on the speed of steps."""
 ALL_SLICES = 16 * WATCHED_SLICES
-"""Maximum slices of all ranks and models together that are sent at a time: decoding them must not delay the gateway's
-responses, and those of one rank must fit into one frame of the health channel."""
+"""Maximum number of trace slices of all ranks and models together that are sent at a time. Decoding them must not delay the
+gateway's responses, and the slices of one rank must fit into one frame of the health channel."""
 WATCHED_STEPS = 64
 """Maximum number of traced steps of a model between two stats."""
 SHOWN_SEQUENCES = 32
@@ -35,11 +35,11 @@ SHOWN_SEQUENCES = 32
 
 
 class Telemetry:
-    """Sends ``StatsUpdate`` frames, and ``Trace`` frames while a client watches. Stats of other ranks come over the
-    health channel. They are requested one interval ahead, so that rank 0 never waits for them.
+    """Sends ``StatsUpdate`` frames, and ``Trace`` frames while a client watches. Stats of other ranks come over the health channel.
+    Rank 0 requests them one interval ahead, so that it never waits for them.
 
     Args:
-        models: all models of the group of ranks, in the order in which it has loaded them.
+        models: all models of the group of ranks, in the order in which the ranks have loaded them.
         send: sends a frame to the gateway.
         health_channel: channel to the other ranks; None with a single rank.
         clock: monotonic time in seconds.
@@ -55,18 +55,18 @@ class Telemetry:
         self._models, self._send, self._health_channel, self._clock = models, send, health_channel, clock
         num_ranks = len(models[0].llm.group.everyone)
         self._num_slices = min(WATCHED_SLICES, ALL_SLICES // (num_ranks * len(models)))
-        self._data: dict[int, bytes] = {}  # last message of each other rank, encoded
-        self._stats: dict[int, list[WorkerStats]] = {}  # the decoded messages, and rank 0's own stats
+        self._data: dict[int, bytes] = {}  # last message of each other rank, still encoded
+        self._stats: dict[int, list[WorkerStats]] = {}  # the decoded messages, with rank 0's own stats
         self._was_working = self._is_watched = False
         self._last, self._next, self._left = 0.0, 0.0, IDLE_STATS
         self._decode = msgspec.msgpack.Decoder(list[WorkerStats]).decode
         if health_channel is not None:
-            health_channel.stats.clear()  # stale stats of another layout
+            health_channel.stats.clear()  # stats of a layout before the change
         self._own, self._worked = (
             self._own_stats(0),
             self._working_seconds(),
-        )  # kept for one interval, as other ranks' stats arrive that late
-        self._worked_before = self._worked  # seconds with work when the ranks sent ``_stats``
+        )  # kept for one interval, as stats of other ranks are one interval old
+        self._worked_before = self._worked  # seconds with work at the time when the ranks sent ``_stats``
 
     def watch(self, on: bool) -> None:
         """Make all ranks start or stop recording their steps."""
@@ -74,7 +74,7 @@ class Telemetry:
         for model in self._models:
             model.watched.clear()
             model.watched_most = WATCHED_STEPS if on else 0
-        self._gather()  # drops a stale reply of the ranks
+        self._gather()  # drops a reply to an earlier request
         self._next, self._left = self._clock() + WATCHED_SECONDS, IDLE_STATS
 
     def send_if_due(self, is_working: bool) -> None:
@@ -90,7 +90,7 @@ class Telemetry:
             self._next = min(self._next, self._last + WATCHED_SECONDS)
         is_due = now >= self._next and self._left > 0
         fresh = self._take_in(now) if is_due else []
-        if is_due or has_turned:  # other ranks are asked only if due: work may begin and end 100 times/s
+        if is_due or has_turned:  # asked only when due: work may begin and end 100 times/s
             self._send_stats(now)
         if is_due and self._is_watched:
             self._send_trace(fresh)
@@ -111,15 +111,14 @@ class Telemetry:
         self._send(StatsUpdate(stats))
 
     def _send_trace(self, fresh: list[int]) -> None:
-        """Send one ``Trace`` per model, with the recorded time intervals (slices) of the ranks ``fresh``, whose stats have just arrived."""
+        """Send one ``Trace`` per model, with trace slices of the ranks ``fresh``, whose stats have just arrived."""
         for number, model in enumerate(self._models):
             trace = _trace(model, [(rank, self._stats[rank][number].slices) for rank in fresh])
             if trace.steps or trace.slices:
                 self._send(trace)
 
     def _gather(self) -> list[int]:
-        """Collect the stats that the other ranks have sent, and request the next ones. Returns the ranks that have sent
-        any."""
+        """Collect the stats that other ranks have sent, and request their next stats. Returns the ranks that have sent stats."""
         num_slices = self._num_slices if self._is_watched else 0
         self._stats[0], self._own = self._own, self._own_stats(num_slices)  # one interval old, as other ranks' are
         self._worked_before, self._worked = self._worked, self._working_seconds()
@@ -158,7 +157,7 @@ def _describe_step(batch: InFlight) -> TracedStep:
 
 
 def _describe(model: HostedModel, ranks: list[WorkerStats], worked: float, now: float) -> EngineStats:
-    """Build the stats of a model's engine.
+    """Build the stats of a model's engine for the gateway.
 
     Args:
         worked: seconds in which the engine had work until ``ranks`` were taken.

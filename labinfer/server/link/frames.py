@@ -40,8 +40,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     model: str
     request: Request
     admitted: bool = False
-    """Whether an earlier engine host has accepted the request, so that this one accepts it even if its queue is
-    full."""
+    """Whether an earlier engine host has accepted the request. If so, the next host accepts it even if its queue is full."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -58,7 +57,7 @@ class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
 
 
 class ChangeLayout(msgspec.Struct, frozen=True, array_like=True, tag="change_layout"):
-    """Serve a model in another layout. The reply is ``LayoutAnswer``."""
+    """Request to serve a model in another layout. The reply is ``LayoutAnswer``."""
 
     change: LayoutChange
 
@@ -84,8 +83,8 @@ FromGateway = Heartbeat | Add | Abort | Watch | ChangeLayout | Paused | Ready | 
 
 
 class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First frame of an engine host. The gateway accepts a host only if version, token, models and plugins equal its
-    own."""
+    """First frame of an engine host. The gateway accepts a host only if its version, token, models and plugins equal those of the
+    gateway."""
 
     version: str
     token: str
@@ -95,7 +94,7 @@ class RegisterHost(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class RankShardInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Placement, device and shard of one rank of a model. Memory in bytes."""
+    """Placement, device and shard of one rank of a model. Memory is in bytes."""
 
     rank: int
     stage: int
@@ -112,7 +111,7 @@ class RankShardInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineLinkInfo(msgspec.Struct, frozen=True):
-    """A network link between two machines, measured at the start."""
+    """A network link between two machines, measured at startup."""
 
     a: str
     b: str
@@ -122,7 +121,7 @@ class MachineLinkInfo(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of a model that the gateway needs."""
+    """Description of a model, for the gateway."""
 
     name: str
     tokenizer: str
@@ -141,7 +140,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Length of a row of logits; at least the number of token ids of the tokenizer."""
     hidden_size: int
     pooling: PoolingConfig = PoolingConfig()
-    """Default pooling of embedding requests."""
+    """Pooling of embedding requests that do not set it."""
     max_model_len: int
     context_shift: bool
     """Whether answers may exceed the context length (``--context-shift``)."""
@@ -152,29 +151,28 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     """KV blocks per rank."""
     num_window_blocks: int = 0
-    """KV blocks per rank of the sliding-window layers; 0 if these layers use the ordinary blocks."""
+    """Number of window blocks per rank, which only sliding-window layers use; 0 if these layers use ordinary KV blocks."""
     max_num_seqs: int
     """Maximum sequences per batch."""
     pipeline_schedule: str
     stage_latency_seconds: float = 0.0
-    """Latency in seconds of a message between two stages, measured at the start; 0 with a single stage or if not
-    measured."""
+    """Latency in seconds of a message between two stages, measured at startup; 0 with a single stage or if it was not measured."""
     machine_links: list[MachineLinkInfo] = []
-    """Links between machines, measured at the start."""
+    """Links between machines, measured at startup."""
     plan: str = ""
     """Table of the planned layout and its alternatives; empty if the layout was not planned."""
     changed: str = ""
-    """Description of model files that have changed since the previous group of ranks loaded them; open requests of that
-    group cannot be continued. Empty if no file has changed."""
+    """Text about model files that have changed since the previous group of ranks loaded them; open requests of the previous group
+    cannot be continued. Empty if no file has changed."""
     fingerprint: str = ""
     """Digest of all that answers depend on: ``Fingerprint.digest``."""
     reproducible: bool = False
-    """Whether equal fingerprints promise equal bits (``--reproducible``)."""
+    """Whether models with equal fingerprints give bit-identical answers (``--reproducible``)."""
     ranks: list[RankShardInfo]
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
-    """All models are loaded, and the gateway may send requests for them."""
+    """All models are loaded, so the gateway may send requests."""
 
     models: list[ModelInfo]
 
@@ -197,28 +195,28 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):
-    """New tokens and finish reasons of a step's requests."""
+    """New tokens and finish reasons of the requests in a step."""
 
     answers: list[tuple[str, AnswerUpdate]]
     """Updates of answers, as (request id, update) pairs."""
 
 
 class StatsUpdate(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Current stats of all engines."""
+    """Current statistics of all engines of the host."""
 
     engines: list[EngineStats]
-    """Stats of each engine, in the order of the models."""
+    """Stats of each engine, in the order of the models in ``Attach``."""
 
 
 class Trace(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
-    """Steps of a model, and recorded slices of its ranks, while a client watches."""
+    """Steps of a model, and trace slices of its ranks, while a client watches."""
 
     model: str
     steps: list[TracedStep]
     """Steps that were completed since the last ``Trace``."""
     slices: list[tuple[int, Slices]]
-    """Recorded slices, as (rank, slices), of the ranks that have sent some since the last ``Trace``; they may belong to
-    other steps than ``steps``."""
+    """Trace slices, as (rank, slices), of ranks that have sent slices since the last ``Trace``. They may belong to steps that are
+    not in ``steps``."""
 
 
 class Rebuilding(msgspec.Struct, frozen=True, array_like=True, tag="rebuilding"):
@@ -234,7 +232,7 @@ class LayoutAnswer(msgspec.Struct, frozen=True, array_like=True, tag="layout_ans
     is_refused: bool = False
     """Whether the change was refused before any model was unloaded."""
     is_busy: bool = False
-    """Whether the change was refused because another one is in progress."""
+    """Whether the change was refused because another change is in progress."""
     seconds: float = 0.0
     """Seconds in which no request ran; 0 if nothing was unloaded."""
 
@@ -244,7 +242,7 @@ class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
-    """The engine host gives up all running requests and ends. The gateway must report this to its clients, and end."""
+    """The engine host aborts all running requests and ends. The gateway must report this to its clients, and end, too."""
 
 
 FromHost = (

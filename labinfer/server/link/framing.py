@@ -1,6 +1,6 @@
 """Framing on a local socket: MessagePack with a length prefix.
 
-Both sides check the length before they allocate memory, and nothing is pickled.
+Both sides check the length of a frame before they allocate memory. Nothing is pickled.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ Quantization = Literal["auto", "none", "int8", "int4"]
 class LayoutChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Body of ``POST /v1/cluster/layout``; each field has the meaning of the flag with its name.
 
-    ``tensor_parallel_size``, ``layers`` and ``ranks`` together describe the stages, as the flags do at a start: if one
-    of them is given, the others that are not given have their defaults. Every other omitted field keeps its value.
+    ``tensor_parallel_size``, ``layers`` and ``ranks`` together describe the stages: if at least one of them is given, those that
+    are omitted have the defaults of their flags. Every other field that is omitted keeps its current value.
     """
 
     model: str | None = None

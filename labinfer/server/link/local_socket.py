@@ -13,7 +13,7 @@ from labinfer.server.link.framing import pack
 
 NAME = "engine.socket"
 BACKLOG = 8
-"""Maximum number of engine hosts that wait until the current host has ended (listen backlog)."""
+"""Maximum number of engine hosts that wait until the current host has ended; the listen backlog of the socket."""
 
 
 def listen(directory: Path) -> socket.socket:

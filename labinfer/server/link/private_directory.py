@@ -1,4 +1,4 @@
-"""Private temporary directory of a run, and removal of the directories that killed runs left behind."""
+"""private_directory: temporary directory of a run, for this user only. Also removes directories of killed runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labinfer.base.errors import UserError
 
 PREFIX = "labinfer-run-"
 YOUNG_SECONDS = 600.0
-"""Minimum age in seconds of a directory that is removed as a leftover: a younger one without a lock may just have been
+"""Minimum age in seconds of a directory that is removed as a leftover: a younger directory without a lock may just have been
 created."""
 
 
@@ -23,7 +23,7 @@ def private_directory() -> Iterator[Path]:
     """A temporary directory that only this user may enter. It is locked (``flock(2)``) until it is removed or the process has ended.
 
     Raises:
-        UserError: it cannot be created.
+        UserError: the directory cannot be created.
     """
     _remove_leftovers()
     try:
@@ -41,9 +41,9 @@ def private_directory() -> Iterator[Path]:
 
 
 def _remove_leftovers() -> None:
-    """Remove the directories that killed runs of this user left behind: they are no longer locked."""
+    """Remove the directories of killed runs of this user, which are no longer locked."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # locked, or being removed by another process
+        with suppress(OSError):  # locked, or another process removes it
             status = path.lstat()
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_SECONDS:
                 continue

@@ -1,8 +1,8 @@
-"""Engine stats for the gateway: counters since the start, and current values.
+"""Statistics (stats) of engines for the gateway: counters since the start of the engine, and current values.
 
-The engine host sends an ``EngineStats`` when an idle engine gets work, about once a second while there is work, when
-the work ends, and twice after that. Therefore the last stats stay valid while the engine is idle. If none arrive
-although the engine has work, the host hangs.
+The engine host sends an ``EngineStats`` when an idle engine gets work, about once a second while there is work, when the work ends,
+and twice after that. The last stats therefore stay valid while the engine is idle. If no stats arrive although the engine has work,
+the host hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def step_bucket(num_tokens: int) -> int:
 
 
 class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Work of one rank for a model, in seconds and bytes. Counters begin at the engine's start; memory is current."""
+    """Work of one rank for a model, in seconds and bytes. Counters begin at the start of the engine; memory is the current use."""
 
     rank: int
     stage: int
@@ -35,55 +35,56 @@ class RankStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """CPU cores in the rank's affinity mask, in the format of ``taskset``."""
     num_steps: int = 0
     busy_seconds: float = 0.0
-    """Time inside the model, including sampling, excluding waits for other ranks."""
+    """Seconds in which the rank ran the model, including sampling, without waits for other ranks."""
     bubble_seconds: float = 0.0
     """Pipeline bubble: seconds in which the rank idled while the engine had work."""
     bytes_sent: dict[int, int] = {}
     """Bytes of activations and tokens sent to each rank."""
     private_memory: int = 0
-    """Current private memory of the rank's process (without mapped files), for all its models together."""
+    """Current private memory of the rank's process (without mapped files), for all models together."""
     peak_memory: int = 0
     """Peak resident memory, including mapped files and an accelerator's memory."""
     expert_tokens: dict[int, list[int]] = {}
-    """Tokens routed to each expert, by layer; reported by the first tensor-parallel rank of a stage."""
+    """Number of tokens routed to each expert, by layer. Only the first tensor-parallel rank of a stage reports it."""
     expert_reads: ExpertReads | None = None
     """Expert cache hits and reads; None if all experts are in memory."""
     when: float = 0.0
     """Time at which the rank took these stats, in seconds of its monotonic clock."""
     memory_total: int = 0
-    """Total memory of the rank's device: its accelerator's, or its machine's within the container's limit."""
+    """Total memory of the rank's device: memory of the accelerator, or of the machine within the container's limit."""
     memory_used: int = 0
-    """Used part of ``memory_total``: by this rank on an accelerator, by all processes on a machine."""
+    """Used part of ``memory_total``: used by this rank on an accelerator, by all processes on a machine."""
     energy: dict[str, float] = {}
-    """Maps each energy counter that this rank reads to joules: of a whole CPU package or accelerator, including idle
-    times."""
+    """Joules by name of the energy counters that this rank reads. A counter is for a whole CPU package or accelerator, including
+    idle times."""
 
 
 class TracedStep(msgspec.Struct, frozen=True, array_like=True):
-    """A completed step, for a trace."""
+    """A completed step, as a trace shows it."""
 
     step_id: int
     num_tokens: int
     num_decodes: int
     num_sequences: int
     sequences: list[tuple[str, int, int, bool]]
-    """The first sequences of the step, as (request key, tokens run, context length before them, whether it decodes)."""
+    """The first sequences of the step, as (request key, number of tokens run, number of earlier tokens, whether the sequence
+    decodes)."""
 
 
 class Drift(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Change of each stage's step time since the start, over some seconds of work."""
+    """Change of each stage's step time since startup, over some seconds of work."""
 
     factors: list[float]
-    """Relative slowdown of each stage: its time as a multiple of its time at the start, divided by the median multiple
-    of the other stages. The division removes slowdowns of all stages, which come from the requests."""
+    """Relative slowdown of each stage: ratio of its step time to its step time after startup, divided by the median of this ratio
+    over the other stages. The division removes slowdowns of all stages, which the requests cause."""
     slow: int | None
-    """Index of the stage that has slowed down relative to the others, or None."""
+    """Index of the stage that has slowed down relative to the other stages; None if none has."""
     rank: int | None
-    """Slowest rank of the stage ``slow``; None without one."""
+    """Slowest rank of the stage ``slow``; None without a slow stage."""
     layers: list[int]
-    """Number of layers of each stage in a better split; empty if no split gains enough."""
+    """Number of layers of each stage in a better split of the layers; empty if no split gains enough throughput."""
     gain: float
-    """Throughput gain of ``layers``, as a fraction."""
+    """Gain of throughput by ``layers``, as a fraction."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -100,35 +101,37 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     kv_usage: float = 0.0
     """Fraction of the KV blocks in use."""
     prefix_cache_queries: int = 0
-    """Tokens that were looked up in the prefix cache when sequences were admitted. A preempted sequence counts again."""
+    """Number of tokens that were looked up in the prefix cache when sequences were admitted. The tokens of a preempted sequence
+    count again."""
     prefix_cache_hits: int = 0
-    """Tokens of ``prefix_cache_queries`` found in the KV cache."""
+    """Number of tokens, of ``prefix_cache_queries``, that were found in the prefix cache."""
     num_preemptions: int = 0
     """Number of preemptions, by recomputation or swapping."""
     prompt_tokens: int = 0
-    """Prompt tokens processed, including prefix-cache hits."""
+    """Number of prompt tokens processed, including prefix-cache hits."""
     generation_tokens: int = 0
     num_steps: int = 0
     """Number of completed steps."""
     step_age: float = 0.0
-    """Seconds since the last completed step, or since work arrived at the idle engine if that is later."""
+    """Seconds since the last completed step or, if later, since the idle engine got work."""
     steps_by_tokens: list[int] = msgspec.field(default_factory=lambda: [0] * NUM_STEP_BUCKETS)
     """Histogram of tokens per step; see ``step_bucket``."""
     step_tokens: int = 0
     """Total number of tokens of all steps."""
     ranks: list[RankStats] = []
     drift: Drift | None = None
-    """Stage times relative to the start; None with a single stage, and until there has been enough work."""
+    """Step times of the stages relative to their step times after startup; None with a single stage, and until there has been
+    enough work."""
     num_drafts: int = 0
-    """Number of verified drafts: one per sequence and step."""
+    """Number of verified drafts; a draft is for one sequence and one step."""
     drafted_tokens: int = 0
     accepted_by_place: list[int] = []
-    """Accepted drafted tokens, by their position in the draft."""
+    """Number of accepted drafted tokens by position in the draft."""
     draft_seconds: float = 0.0
-    """Seconds spent in the drafter."""
+    """Seconds in which the drafter ran."""
     drafter_failures: int = 0
     num_swaps: int = 0
-    """Preemptions that swapped KV blocks to host memory."""
+    """Number of preemptions that swapped KV blocks to host memory."""
 
     @property
     def has_work(self) -> bool:

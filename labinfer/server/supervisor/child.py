@@ -1,7 +1,7 @@
 """child: runs a program that gets SIGTERM as soon as its parent process dies, however that dies (Linux, ``prctl(2)``).
 
-It does not import the package, so that it takes only milliseconds. Usage: ``python -E -S child.py PARENT PROGRAM …``
-where PARENT is the parent's process id.
+The file imports nothing of labinfer, so that it takes only milliseconds. Usage: ``python -E -S child.py PARENT PROGRAM …`` where
+PARENT is the parent's process id.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ STANDARD_ERROR = 2
 
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(sys.argv[1]):  # the parent died before the call of prctl
+    if os.getppid() != int(sys.argv[1]):  # the parent died before this process called prctl
         raise SystemExit(2)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])

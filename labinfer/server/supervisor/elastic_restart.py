@@ -21,12 +21,12 @@ CALL_INTERVAL_SECONDS = 1.0
 
 
 class ElasticRestart:
-    """Chooses the machines on which a group of ranks restarts. Waits for machines that do not answer, and continues
-    without them after ``timeout``. If the launcher's command names no machines, or only one, it is restarted unchanged.
+    """Chooses the machines on which a group of ranks restarts. Waits for machines that do not answer, and continues without them
+    after ``timeout``. If the launcher's command names no machines, or only one, the command is started again unchanged.
 
     Args:
         command: the command that restarts the group on all machines.
-        again: the words of ``command``.
+        again: the words of ``command``, to restart on all machines.
         options: options of the ranks.
         read_nodes: returns the node name of each rank of the last group, which rank 0 has written; empty before the
             first group has formed.
@@ -47,8 +47,8 @@ class ElasticRestart:
     ):
         self._command, self._again, self._options = command, again, options
         self._read_nodes, self._timeout, self._signum, self._clock = read_nodes, timeout, signum, clock
-        self._nodes: list[str] = []  # node of each rank of the full group
-        self._given_up: list[str] = []  # hosts that were missing after the timeout
+        self._nodes: list[str] = []  # node of each rank of the group with all machines
+        self._given_up: list[str] = []  # hosts that did not answer within the timeout
 
     @property
     def is_smaller(self) -> bool:
@@ -56,7 +56,7 @@ class ElasticRestart:
         return bool(self._given_up)
 
     def next_command(self) -> list[str]:
-        """Probe the machines, and return the command that restarts the group. May wait for ``timeout``.
+        """Call the machines, and return the command that restarts the group. May wait for ``timeout`` seconds.
 
         Raises:
             UserError: the group cannot run on the remaining machines.
@@ -82,13 +82,12 @@ class ElasticRestart:
         return [host for host in self._command.hosts if host not in answers]
 
     def _awaited(self, answers: dict[str, str]) -> list[str]:
-        """Names of the machines that do not answer and are worth waiting for: the group has not yet been restarted
-        without them."""
+        """Names of the machines that do not answer and without which the group has not run yet. Only these are waited for."""
         return [host for host in self._away(answers) if host not in self._given_up]
 
     def _wait_for_others(self, answers: dict[str, str], begin: float) -> dict[str, str]:
-        """Probe the missing machines until all answer, or ``timeout`` has passed since ``begin``. Returns the node name
-        of each machine that has answered."""
+        """Call the missing machines until all answer, or until ``timeout`` has passed since ``begin``. Returns the node name of
+        each machine that has answered, also before."""
         logger.warning(
             "no answer from %s; waiting up to %g s (--rejoin-timeout) before restarting without it",
             " and ".join(self._awaited(answers)),

@@ -15,17 +15,17 @@ HOST_LISTS, HOST_FILES = ("hosts", "host", "H"), ("hostfile", "machinefile", "de
 COUNTS = ("n", "np")
 NODE_NAME = re.compile(r"labinfer-node=(\S+)")
 PRINT_NODE_NAME = 'echo "labinfer-node=${LABINFER_NODE_NAME:-$(uname -n)}"'
-"""Shell command that prints the node name of a machine, as its ranks would determine it."""
+"""Shell command that prints the node name of a machine, as ranks on the machine determine it."""
 
 
 @dataclass(frozen=True)
 class LauncherOption:
-    """An option of mpirun for hosts or for the number of ranks, and its position in the command line."""
+    """An option of mpirun for hosts or for the number of ranks, and the position of its value in the command line."""
 
     index: int
     """Index of the word of the command line that has the option's value."""
     prefix: str
-    """Part of that word before the value, such as ``--host=`` in ``--host=a,b``; empty if the value is a word by
+    """Part of the word at ``index`` before the value, such as ``--host=`` in ``--host=a,b``; empty if the value is a word by
     itself."""
     name: str
     entries: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class LaunchCommand:
     Args:
         words: all words of the command line.
         launch: index of ``launch.py`` in ``words``.
-        directory: private directory in which to write host files.
+        directory: private directory, in which host files are written.
     """
 
     def __init__(self, words: Sequence[str], launch: int, directory: Path):
@@ -93,7 +93,7 @@ def _options(words: list[str]) -> Iterator[LauncherOption]:
         elif name in HOST_LISTS:
             yield LauncherOption(index, prefix, name, tuple(value.split(",")))
         elif name in HOST_FILES:
-            with suppress(OSError, UnicodeDecodeError):  # the launcher reports the error
+            with suppress(OSError, UnicodeDecodeError):  # the launcher will report the error
                 lines = [line.partition("#")[0].strip() for line in Path(value).read_text().splitlines()]
                 yield LauncherOption(index, prefix, name, tuple(line for line in lines if line))
 

@@ -11,7 +11,8 @@ from labinfer.base.option_fields import option
 
 @dataclass(frozen=True, kw_only=True)
 class SuperviseOptions:
-    """Restarts of the command after ``--``: a launcher with ``launch.py serve …``, or with a job that has an ``--output``."""
+    """How to restart the command after ``--``, which is a launcher with ``launch.py serve …`` or with a job that has an
+    ``--output``."""
 
     max_restarts: int = option(
         10, "maximum number of restarts; the count is reset after ten minutes without a failure", metavar="N"

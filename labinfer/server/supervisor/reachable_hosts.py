@@ -38,7 +38,7 @@ def _start(command: list[str]) -> subprocess.Popen:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # so that it does not receive Ctrl-C
+        start_new_session=True,  # so that Ctrl-C does not reach it
     )
     os.set_blocking(process.stdout.fileno(), False)
     return process

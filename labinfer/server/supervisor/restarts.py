@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RESET_SECONDS = 600.0
-"""Seconds after which a running group resets the restart count."""
+"""Seconds for which a group must run so that its earlier restarts no longer count."""
 MAX_BACKOFF_SECONDS = 30.0
 """Maximum back-off between two restarts, in seconds."""
 
@@ -18,7 +18,7 @@ class Restarts:
     def __init__(self, limit: int):
         self._limit = limit
         self.count = 0
-        """Restarts since the last reset."""
+        """Number of restarts since the last reset."""
 
     def next_pause(self, lived_seconds: float) -> float | None:
         """Back-off in seconds before a group that ran for ``lived_seconds`` is restarted; None if the limit is reached."""

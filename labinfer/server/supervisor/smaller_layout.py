@@ -1,4 +1,4 @@
-"""smaller_layout: a layout for the remaining ranks after machines have been lost."""
+"""smaller_layout: a layout for the ranks that remain when machines are lost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
     """Command-line flags of a layout for the remaining ranks ``left``. A stage is kept if it lost no rank, or if spare
     ranks can replace the lost ones.
 
-    A spare rank with the draft model keeps it. If that rank is lost or needed for a stage, drafts come from n-grams
-    instead. Layer counts set with ``--layers`` are scaled up in proportion. Of flags with one value per stage, those of
-    the remaining stages are kept. With ``--layout`` the list is empty: the ranks read the file or make a plan again.
+    A spare rank with the draft model keeps the draft model. If the spare rank is lost or needed for a stage, drafts come from
+    n-grams instead. Layer counts set with ``--layers`` are scaled up in proportion. Flags with one value per stage keep the values
+    of the remaining stages. With ``--layout`` the list is empty: the ranks read the file or make a plan again.
 
     Args:
-        nodes: node of each rank of the full group.
+        nodes: node of each rank of the group with all machines.
         left: remaining ranks, ascending. They are renumbered from 0 in this order.
 
     Raises:
@@ -82,7 +82,7 @@ def smaller_layout(options: EngineOptions, nodes: Sequence[str], left: Sequence[
 
 
 def _stand_ins(spare: Sequence[int], nodes: Sequence[str], count: int) -> list[int]:
-    """Choose ``count`` spare ranks of a single node; empty if no node has that many."""
+    """Choose ``count`` spare ranks of a single node; empty if no node has as many spare ranks."""
     for node in dict.fromkeys(nodes[rank] for rank in spare):
         ranks = [rank for rank in spare if nodes[rank] == node]
         if len(ranks) >= count:

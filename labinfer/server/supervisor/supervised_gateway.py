@@ -21,12 +21,12 @@ from labinfer.server.link.frames import Shutdown
 logger = logging.getLogger(__name__)
 
 MAX_HEARTBEAT_BYTES = 1 << 16
-"""Maximum bytes of heartbeats per read: the capacity of a pipe (``pipe(7)``)."""
+"""Maximum number of bytes per read of heartbeats: the capacity of a pipe (``pipe(7)``)."""
 
 
 class SupervisedGateway:
-    """The gateway process of a supervisor. The supervisor keeps its listening sockets, so that a new process can
-    replace one that has died or sends no heartbeats.
+    """The gateway process of a supervisor. The supervisor keeps the listening sockets, so that a new process can replace one that
+    has died or sends no heartbeats.
 
     Args:
         directory: private directory of the local socket for engine hosts.
@@ -40,8 +40,8 @@ class SupervisedGateway:
         self._beats, self._heartbeat, self._next_look = -1, HeartbeatMonitor([self], setup.fault_timeout), 0.0
 
     def keep(self) -> None:
-        """Start the gateway process unless it runs. If its heartbeats are overdue, it is killed and replaced: it may be
-        the reason why a group ended."""
+        """Start the gateway process unless it runs. If its heartbeats are overdue, it is killed and replaced: a gateway that hangs
+        may be the reason why a group of ranks ended."""
         if self.is_alive():
             self._hear()
             if self._heartbeat.age(self) > self._setup.fault_timeout / 2:
@@ -54,12 +54,12 @@ class SupervisedGateway:
         return self._process is not None and self._process.poll() is None
 
     def is_at_its_end(self) -> bool:
-        """Whether the gateway process has exited normally, after an engine host has sent ``Shutdown``."""
+        """Whether the gateway process has exited normally, because an engine host sent ``Shutdown``."""
         return self._process is not None and self._process.poll() == 0
 
     def has_failed(self) -> bool:
-        """Whether the gateway process has exited without a ``Shutdown``. Kills a process whose heartbeats are overdue,
-        so that it must be called regularly."""
+        """Whether the gateway process has exited without a ``Shutdown``. Must be called regularly, as it also kills a gateway
+        process whose heartbeats are overdue."""
         if self.is_alive() and time.monotonic() > self._next_look:
             self._next_look = time.monotonic() + self._heartbeat.interval
             self._hear()

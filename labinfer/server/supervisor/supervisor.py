@@ -24,14 +24,14 @@ from labinfer.server.supervisor.supervised_gateway import SupervisedGateway
 logger = logging.getLogger(__name__)
 
 REFUSED_SECONDS, REFUSALS = 20.0, 3
-"""If ``REFUSALS`` runs of the launcher in a row end within ``REFUSED_SECONDS``, with one exit status and before the
-ranks have met, the launcher has refused its arguments, and is not restarted."""
+"""If ``REFUSALS`` runs of the launcher in a row end within ``REFUSED_SECONDS``, with one exit status and before all ranks have
+connected, the launcher has refused its arguments. It is then not restarted."""
 POLL_SECONDS = 0.05
 """Seconds between two checks of the group, the gateway and signals."""
 DRAIN_SECONDS = 1.0
 """Seconds to wait for the rest of the log of a group that has ended."""
 LOG_BYTES = 1 << 16
-"""Maximum bytes of the group's log per read: the capacity of a pipe (``pipe(7)``)."""
+"""Maximum number of bytes per read of the group's log: the capacity of a pipe (``pipe(7)``)."""
 
 
 class Supervisor:
@@ -40,10 +40,10 @@ class Supervisor:
 
     Args:
         command: starts the group.
-        next_command: returns the command that restarts the group. May be slow, and raise a ``UserError``.
-        directory: private directory. Rank 0 writes two files there: one when the ranks have met, and one with its exit status,
-            which launchers hide.
-        environment: environment of the group.
+        next_command: returns the command that restarts the group. It may be slow, and raise a ``UserError``.
+        directory: private directory. Rank 0 writes two files there: one when all ranks have connected, and one with rank 0's exit
+            status, which launchers hide.
+        environment: environment variables of the group.
         restarts: restart limit and back-off.
         signum: returns the number of the signal that has requested the end; 0 if none has.
         gateway: the group's gateway process; None for a job.
@@ -66,7 +66,7 @@ class Supervisor:
         self._restarts, self._signum, self._gateway, self._clock = restarts, signum, gateway, clock
 
     def run(self) -> int:
-        """Run one group after another until the end. Returns the exit status of this process."""
+        """Run one group after another until the supervisor ends. Returns the exit status of this process."""
         command, status, num_refusals = self._command, None, 0
         while True:
             begin, before = self._clock(), status
@@ -78,7 +78,7 @@ class Supervisor:
                     logger.error("error: the ranks rejected their options or input; not restarting")
                 return own
             if self._gateway is not None and self._gateway.is_at_its_end():
-                return status  # the ranks were asked to end, and have
+                return status  # the ranks were asked to end, and have ended
             lived = self._clock() - begin
             num_refusals = 0 if lived >= REFUSED_SECONDS else num_refusals + 1 if status == before else 1
             if num_refusals == REFUSALS and not self._nodes_file.exists():
@@ -118,7 +118,7 @@ class Supervisor:
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stderr=None if is_terminal() else subprocess.PIPE,
-            start_new_session=True,  # so that Ctrl-C reaches it only through this process
+            start_new_session=True,  # so that Ctrl-C reaches the group only through this process
         )
         if process.stderr is not None:
             log = threading.Thread(target=_pass_on_log, args=(process.stderr,), name="log", daemon=True)
@@ -134,11 +134,11 @@ class Supervisor:
                 process.kill()
             time.sleep(POLL_SECONDS)
         if process.stderr is not None:
-            log.join(DRAIN_SECONDS)  # bounded: processes that the group left behind may keep the pipe open
+            log.join(DRAIN_SECONDS)  # bounded, as processes that the group left behind may keep the pipe open
         return process.returncode
 
     def _own_status(self) -> int | None:
-        """Exit status that rank 0 has written at a normal end; None otherwise."""
+        """Exit status that rank 0 wrote when it ended normally; None if it wrote none."""
         try:
             return int(self._status_file.read_text())
         except (OSError, ValueError):
@@ -151,7 +151,7 @@ class Supervisor:
 
 
 def _pass_on_log(pipe: IO[bytes]) -> None:
-    """Copy the group's log to standard error, so that its pipe never fills up or breaks: MPICH's mpirun ends its ranks
+    """Copy the group's log to standard error, so that the pipe of the log never fills up or breaks: MPICH's mpirun ends its ranks
     if it cannot write their log."""
     log = StandardError()
     with pipe:

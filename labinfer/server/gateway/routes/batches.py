@@ -57,6 +57,6 @@ async def show(context: HttpContext) -> Response:
 
 @endpoint("POST", "/v1/batches/{id}/cancel", answer=Batch, errors=STORED)
 async def cancel(context: HttpContext) -> Response:
-    """Cancel a batch: lines that are being answered are finished, others are not begun."""
+    """Cancel a batch: lines that are being answered are finished, no other line is begun."""
     file_store(context)
     return context.json(context.http.app.state.batches.cancel(context.caller.owner, context.http.path_params["id"]))

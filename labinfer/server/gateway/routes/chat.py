@@ -67,11 +67,11 @@ async def answer(context: HttpContext) -> Response | EventStream:
         )
         return context.json(answer)
 
-    return await asyncio.to_thread(whole)  # in a thread, as thousands of logprobs take a while
+    return await asyncio.to_thread(whole)  # in a thread, as converting thousands of logprobs takes a while
 
 
 class ChatStream:
-    """Makes the chunks of a streamed response from the deltas of a task.
+    """Makes the chunks of a streamed chat completion from the deltas of a task.
 
     Args:
         fields: id, creation time, model and fingerprint of every chunk.
@@ -88,16 +88,14 @@ class ChatStream:
         self._has_told_prompt = False  # whether the prompt logprobs have been sent
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield every chunk, encoded. The first chunk of an answer carries the role. It is sent with the first token,
-        not before, as clients measure TTFT by it."""
+        """Yield every chunk, encoded. The first chunk of an answer has the role. It is not sent before the first token, as clients
+        measure TTFT by the first chunk."""
         async for _, delta in self._task.deltas():
             token_fields = self._token_fields(delta)
             for part in self._parts(delta):
                 yield self._chunk(delta.index, part, token_fields)
                 token_fields = {}
-            if (
-                token_fields or delta.index not in self._begun
-            ):  # nothing to send: the detokenizer holds the text of these tokens back
+            if token_fields or delta.index not in self._begun:  # the detokenizer holds the text of these tokens back
                 yield self._chunk(delta.index, ChatDelta(content=""), token_fields)
             if delta.finish_reason is not None:
                 reason = self._readers[delta.index].finish_reason(delta.finish_reason)
@@ -106,7 +104,7 @@ class ChatStream:
             yield self._send([], is_last=True)
 
     def _token_fields(self, delta: Delta) -> dict[str, Any]:
-        """Fields of a chunk's choice with data of each token (logprobs, draft flags), if the request asks for them."""
+        """Fields of a chunk's choice with data of each token (logprobs, draft flags), if the request asks for such data."""
         fields: dict[str, Any] = {}
         if delta.logprobs:
             fields["logprobs"] = chat_logprobs(delta.logprobs, self._tokenizer)
@@ -115,8 +113,7 @@ class ChatStream:
         return fields
 
     def _parts(self, delta: Delta) -> list[ChatDelta]:
-        """Convert a delta of the answer to deltas of the message: pieces of reasoning and content, and tool calls, in
-        order."""
+        """Convert a delta of an answer to deltas of the message, in order: pieces of reasoning and content, and tool calls."""
         reader = self._readers[delta.index]
         num_calls, deltas = reader.num_calls, []
         for part in reader.read(delta.text or "", delta.finish_reason):

@@ -1,4 +1,4 @@
-"""Routes under /v1/cluster: ranks, stats, traces and workload of a model."""
+"""Routes under /v1/cluster: ranks, statistics, traces and workload of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from labinfer.server.link.stats import RankStats
 MAX_TRACE_SECONDS = 60.0
 MAX_EVENTS_SECONDS = 86_400.0
 LATE_SECONDS = 1.25
-"""Maximum delay in seconds between a step and the arrival of its trace slices: rank 0 sends them with the second stats
+"""Maximum delay, in seconds, between a step and the arrival of its trace slices. Rank 0 sends the slices with the second stats
 after the step, see ``Telemetry``."""
 TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
@@ -79,7 +79,7 @@ async def events(context: HttpContext) -> EventStream:
     """Stream stats and steps of a model, for ``seconds`` or until the client disconnects."""
     info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
     watching = context.service.history.watching(info.name)
-    watcher = watching.__enter__()  # not a ``with``: the response ends after this function returns
+    watcher = watching.__enter__()  # not a ``with``, as the response ends after this function
 
     def end() -> None:
         watching.__exit__(None, None, None)
@@ -166,17 +166,17 @@ async def _wait(events: AsyncIterator[bytes]) -> None:
 
 
 def _read_query(context: HttpContext, most: float) -> tuple[ModelInfo, float | None]:
-    """Model and ``seconds`` of the query; see ``_seconds``. For a HEAD request, ``seconds`` is 0."""
+    """Model and parameter ``seconds`` of the query (see ``_seconds``); 0 for a HEAD request."""
     query = context.query()
     info, seconds = context.service.loaded_model(query.get("model")).info, _seconds(query, most)
     return info, 0.0 if context.http.method == "HEAD" else seconds
 
 
 def _seconds(query: dict[str, str], most: float) -> float | None:
-    """Parse the parameter ``seconds``.
+    """Parse the query parameter ``seconds``, which is at most ``most``.
 
     Raises:
-        ApiError: it is not a number, or out of bounds.
+        ApiError: the parameter is not a number, or is out of bounds.
     """
     given = query.get("seconds")
     if given is None:
@@ -185,6 +185,6 @@ def _seconds(query: dict[str, str], most: float) -> float | None:
         seconds = float(given)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= most:  # this form refuses NaN, too
+    if not 0 <= seconds <= most:  # written so that NaN is refused, too
         raise api_errors.bad_request(f"seconds must be a number from 0 to {most:g}, not {given!r:.60}", "seconds")
     return seconds

@@ -64,11 +64,11 @@ async def answer(context: HttpContext) -> Response | EventStream:
                 choices.append(text_choice(completion, output, model.reader.tokenizer, echo, index))
         return context.json(TextCompletion(**fields, choices=choices, usage=total_usage(given)))
 
-    return await asyncio.to_thread(whole)  # in a thread, as thousands of logprobs take a while
+    return await asyncio.to_thread(whole)  # in a thread, as converting thousands of logprobs takes a while
 
 
 class CompletionStream:
-    """Makes the chunks of a streamed response from the deltas of a task.
+    """Makes the chunks of a streamed text completion from the deltas of a task.
 
     Args:
         fields: id, creation time, model and fingerprint of every chunk.

@@ -47,7 +47,7 @@ async def embed(
     """Compute the embeddings of a body's prompts, in order.
 
     Args:
-        pooling, normalize: None for the model's default.
+        pooling, normalize: None for the value in the model's files.
 
     Raises:
         ApiError: ``parse`` raises a ``UserError``, the pooling is invalid, or the task fails.

@@ -20,9 +20,9 @@ from labinfer.server.gateway.refusals import checked
 
 MAX_PAGE = 10_000
 MAX_FIELDS, MAX_FIELD_BYTES = 4, 1 << 10
-"""Maximum number of form fields in addition to the file, and maximum bytes of each field."""
+"""Maximum number of form fields in addition to the file, and maximum length of each field in bytes."""
 MAX_NAME = 255
-"""Maximum characters of a file name."""
+"""Maximum length of a file name, in characters."""
 PURPOSE = "batch"
 CONTENT_TYPE = "application/octet-stream"
 ONE_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))")
@@ -47,7 +47,7 @@ async def upload(context: HttpContext) -> Response:
 
 
 async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Upload) -> FileObject:
-    """Read the form, write its file to ``incoming``, and store it; returns the file's metadata.
+    """Read a form, write the file in it to ``incoming``, and store the file. Returns the metadata of the file.
 
     Raises:
         ApiError: a part is missing, or the file is too long.
@@ -146,7 +146,8 @@ def file_store(context: HttpContext) -> FileStore:
 
 
 def _is_range(value: str, num_bytes: int | None = None) -> bool:
-    """Whether the value of a ``Range`` header is a single range; with ``num_bytes``, also whether a file of that size has bytes in it."""
+    """Whether the value of a ``Range`` header is a single range; with ``num_bytes``, also whether a file of this size has bytes in
+    the range."""
     match = ONE_RANGE.fullmatch(value)
     if match is None or (match[2] is not None and int(match[1]) > int(match[2])):
         return False

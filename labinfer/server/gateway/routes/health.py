@@ -20,7 +20,8 @@ State = Literal["ok", "idle", "loading", "stalled", "recovering", "rebuilding", 
 
 
 class RankWait(ApiObject):
-    """A wait of a rank, or of the gateway (``rank`` null), in seconds. ``peers`` are the ranks that it waits for: ``1``, ``1-3`` or ``0, 2``."""
+    """A wait of a rank, or of the gateway (``rank`` null), in seconds. ``peers`` are the ranks that are awaited: ``1``, ``1-3`` or
+    ``0, 2``."""
 
     seconds: float
     rank: Count | None

@@ -46,7 +46,7 @@ async def change(context: HttpContext) -> Response:
 
 
 def _name_quantizations(info: ModelInfo) -> str:
-    """Quantization of a model as one text; see ``LayoutChanged.quantization``."""
+    """Quantization of a model's weights as one text; see ``LayoutChanged.quantization``."""
     by_stage = {rank.stage: rank.quantization for rank in info.ranks}
     names = set(by_stage.values())
     return names.pop() if len(names) == 1 else ",".join(by_stage[stage] for stage in sorted(by_stage))

@@ -56,7 +56,7 @@ async def create(context: HttpContext) -> Response | EventStream:
 
 
 class MessageAnswer:
-    """Makes the response to a request, as a whole or as a stream."""
+    """Makes the response to a request of Anthropic's API, as a whole or as a stream."""
 
     def __init__(self, context: HttpContext, body: MessageBody, task: GenerationTask):
         self._context, self._task = context, task
@@ -67,7 +67,7 @@ class MessageAnswer:
         )
 
     def whole(self, completion: Completion) -> Response:
-        """Make the response from a complete answer."""
+        """Make the HTTP response from a complete answer."""
         writer = self._writer
         deque(writer.add(self._reader.read(completion.text or "", completion.finish_reason)), maxlen=0)
         reason = self._reader.finish_reason(completion.finish_reason)

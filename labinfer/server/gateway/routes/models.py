@@ -19,9 +19,9 @@ from labinfer.server.link.frames import ModelInfo
 MAX_PAGE = 1000
 """Maximum models per page, as in Anthropic's API."""
 MAX_DIGITS = 9
-"""Maximum digits of the query parameter ``limit``: Python refuses to parse numbers with thousands of digits."""
+"""Maximum number of digits of the query parameter ``limit``: Python raises an error for numbers of thousands of digits."""
 SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
-"""Sampling parameters whose defaults are shown with each model."""
+"""Sampling parameters whose defaults are listed with each model."""
 
 
 @endpoint(
@@ -87,7 +87,7 @@ def _describe(service: Service, name: str) -> ModelEntry:
 
 
 def _describe_stages(info: ModelInfo) -> list[ModelStage]:
-    """Pipeline stages of a model, in order. The ranks of a stage have the same dtype and quantization."""
+    """Pipeline stages of a model, in order. All ranks of a stage have one dtype and quantization."""
     first_ranks = {rank.stage: rank for rank in reversed(info.ranks)}
     sizes = Counter(rank.stage for rank in info.ranks)
     return [ModelStage(sizes[stage], rank.dtype, rank.quantization) for stage, rank in sorted(first_ranks.items())]

@@ -1,10 +1,10 @@
 """Web pages and their files, with cache and security headers.
 
-The pages use the API as any other client does; if a key is required, the API asks for it, not the pages.
+The pages use the API as any other client does. They are served without an API key; only their API calls need one.
 
-A page refers to its files by version, ``/webui/v-VERSION/…``, and modules import each other by relative paths. So a
-browser may cache the files forever, and reloads a known page with one request. It never mixes files of two versions,
-even if it reads only its cache, as it does to go back or to restore a tab.
+A page refers to its files by version, ``/webui/v-VERSION/…``, and modules import each other by relative paths. A browser may
+therefore cache the files forever, and reloads a known page with one request. It never mixes files of two versions, even when it
+reads only its cache (to go back or to restore a tab).
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ PREVIEW_POLICY = {
     "frame-ancestors": "'self'",
     "sandbox": "allow-scripts",
 }
-"""Content Security Policy of the sandboxed frame that shows HTML of an answer: opaque origin, inline styles, and no
-script but ``frame.js``."""
+"""Content Security Policy of the sandboxed frame that shows HTML of an answer: the frame has an opaque origin, inline styles, and
+no script but ``frame.js``."""
 HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 NOT_STORED = {"cache-control": "no-store"}
-REVALIDATED = {"cache-control": "no-cache"}  # cached, and revalidated by ETag before each use
+REVALIDATED = {"cache-control": "no-cache"}  # cached, but revalidated by ETag before each use
 IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}  # RFC 8246
 ROOT = "/webui/"
 VERSIONED = re.compile(r"v-([0-9a-f]{16})/(.*)", re.DOTALL)
@@ -114,7 +114,7 @@ def _file(context: HttpContext, name: str) -> Response:
 
 
 class PackedFile(NamedTuple):
-    """A file of the web pages, both plain and gzip-compressed."""
+    """Contents of a file of the web pages, plain and gzip-compressed."""
 
     content: bytes
     compressed: bytes
@@ -139,7 +139,7 @@ def _answer(
 
 
 FileState = tuple[int, int]
-"""Modification time (in ns) and length (in bytes) of a file; if either changes, the file is read and compressed again."""
+"""Modification time (in ns) and length (in bytes) of a file; if one changes, the file is read and compressed again."""
 
 
 def _state(path: Path) -> FileState:
@@ -159,12 +159,12 @@ def _pack_page(name: str, version: str, folder: Path) -> PackedFile:
 
 
 def _pack(content: bytes) -> PackedFile:
-    compressed = gzip.compress(content, 6, mtime=0)  # level 9 takes four times as long for 1 % less
+    compressed = gzip.compress(content, 6, mtime=0)  # level 9 takes four times as long and saves 1 %
     return PackedFile(content, compressed, f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 def _version() -> tuple[str, Path]:
-    """Version of the web pages (digest of all their files), and their folder. If a file changes, so does the version."""
+    """Version of the web pages, which is a digest of all their files, and the folder of the files."""
     paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in CONTENT_TYPES]
     return _digest(FOLDER, tuple((path, _state(path)) for path in paths)), FOLDER
 

@@ -1,7 +1,7 @@
 """``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies.
 
-Scores are cosine similarities of embeddings, as vLLM's are for embedding models. Models that read both texts together
-(cross-encoders, Qwen3-Reranker) are refused.
+Scores are cosine similarities of embeddings, as in vLLM for embedding models. Models that read both texts together (cross-encoders,
+Qwen3-Reranker) are refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Texts = InputText | Annotated[list[InputText], msgspec.Meta(min_length=1, max_le
 
 
 class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Pairs of texts to score: one ``text_1`` with each ``text_2``, or two lists of the same length."""
+    """Pairs of texts to score: one ``text_1`` with each ``text_2``, or two lists of equal length."""
 
     model: str | None = None
     text_1: Texts | None = None
@@ -81,7 +81,7 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Number of documents to return; 0 for all."""
     return_documents: bool | None = None
-    """False to omit the document texts."""
+    """False to leave the texts of documents out of the response."""
     user: str | None = None
     pooling: Pooling | None = None
 

@@ -22,7 +22,7 @@ from labinfer.server.link.frames import ModelInfo
 
 PREFIXES = (CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX, MESSAGE_PREFIX)
 MAX_LISTED = 200
-"""Maximum number of listed requests; the oldest are listed first."""
+"""Maximum number of listed requests; of more, the oldest are listed."""
 
 
 class ListedRequest(ApiObject, kw_only=True):
@@ -36,18 +36,18 @@ class ListedRequest(ApiObject, kw_only=True):
     caller: str
     """Name of the API key that sent the request; "anonymous" on a server without keys."""
     user: str | None
-    """``user`` of the request's body; null without one, and for requests of other keys."""
+    """Field ``user`` of the request's body; null if the body has none, and for requests of other API keys."""
     state: Literal["running", "waiting"]
-    """Whether the request had a sequence in the batches when the engine last sent stats. Otherwise it waits: for
-    admission, for tokenization, or for a place in a batch."""
+    """Whether the request had a sequence in the batches when the engine last sent stats. If not, the request waits for admission,
+    for tokenization, or for a place in a batch."""
     age: float
     prompt_tokens: Count
-    """Prompt tokens; 0 until the prompt is tokenized."""
+    """Number of prompt tokens; 0 until the prompt is tokenized."""
     cached_tokens: Count
-    """Prompt tokens that were prefix-cache hits."""
+    """Number of prompt tokens that were prefix-cache hits."""
     generated_tokens: Count
     max_tokens: Count
-    """Maximum output tokens of all answers of the request together."""
+    """Maximum number of output tokens of all answers of the request together."""
 
 
 class RequestList(ApiObject, kw_only=True):
@@ -56,9 +56,9 @@ class RequestList(ApiObject, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ListedRequest]
     total: Count
-    """Number of open requests, including those not listed."""
+    """Number of open requests, including requests that are not listed."""
     running: Count
-    """Number of open requests with a sequence in the batches; all others wait."""
+    """Number of open requests with a sequence in the batches; all other open requests wait."""
 
 
 class Cancelled(ApiObject, kw_only=True):
@@ -113,7 +113,7 @@ def _describe(task: EngineTask, caller: str, is_running: bool, now: float, model
 
 
 def _max_tokens(request: Request, model: ModelInfo) -> int:
-    """Maximum output tokens of all answers of a request together, within the context length."""
+    """Maximum number of output tokens of all answers of a request together, within the context length."""
     if request.pooling:
         return 0
     most = request.sampling.max_tokens

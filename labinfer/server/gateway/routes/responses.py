@@ -35,7 +35,7 @@ from labinfer.server.gateway.stored_responses import StoredResponse
 from labinfer.text.reply_reader import ReplyReader
 
 MAX_PAGE = 100
-"""Maximum input items per page."""
+"""Maximum number of input items per page."""
 
 
 @endpoint("POST", "/v1/responses", body=ResponseBody, answer=Response, events=STREAM_EVENTS, errors=GENERATING)
@@ -43,7 +43,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
     """Answer a conversation, which may continue a stored response."""
     body = await context.read(ResponseBody)
     conversation = await _response_input(context, body)
-    model = context.service.model(body.model)  # not before an await, in which the model may be replaced
+    model = context.service.model(body.model)  # before any await, during which the model may be replaced
     task = await GenerationTask.start(context, model, lambda: body.parse(conversation.items, model.chat_defaults()))
     answer = ResponseAnswer(context, body, conversation, task)
     if task.input.stream:
@@ -56,7 +56,7 @@ async def create(context: HttpContext) -> HttpResponse | EventStream:
 
 @dataclass(frozen=True)
 class ResponseInput:
-    """The whole conversation of a request: stored items of earlier responses, and its own."""
+    """The whole conversation of a request: stored items of earlier responses, and items of the request."""
 
     before: list[Item]
     """Items of the responses that this request continues."""
@@ -115,13 +115,13 @@ async def _response_input(context: HttpContext, body: CountBody) -> ResponseInpu
 
 
 class ResponseAnswer:
-    """Makes the response to a request, as a whole or as a stream; stores it at its end."""
+    """Makes the response to a request, as a whole or as a stream, and stores it when it is complete."""
 
     def __init__(self, context: HttpContext, body: ResponseBody, conversation: ResponseInput, task: GenerationTask):
         self._context, self._body, self._response_input, self._task = context, body, conversation, task
         name = context.id
         if context.service.stored_responses.get(context.caller.name, RESPONSE_PREFIX + name) is not None:
-            name = uuid.uuid4().hex  # the client reuses a request id: keep both responses
+            name = uuid.uuid4().hex  # the client reuses a request id, and both responses are kept
             task.names.add(name)
         (state,), tokenizer = task.opened, task.model.reader.tokenizer
         self._reader = ReplyReader(tokenizer, state.prompt_token_ids, task.input.tool_use)
@@ -129,7 +129,7 @@ class ResponseAnswer:
         self._writer = ResponseWriter(response, tokenizer)
 
     def whole(self, completion: Completion) -> StoredResponse:
-        """Make the response from a complete answer."""
+        """Make the stored response from a complete answer."""
         writer, events = self._writer, self._reader.read(completion.text or "", completion.finish_reason)
         deque(writer.add(events, completion.logprobs), maxlen=0)
         deque(writer.end(completion.finish_reason, self._task.usage([self._reader]), self._now()), maxlen=0)
@@ -172,7 +172,7 @@ async def count(context: HttpContext) -> HttpResponse:
     """Count the tokens of a response's prompt."""
     body = await context.read(CountBody)
     conversation = await _response_input(context, body)
-    model = context.service.model(body.model)  # not before an await, in which the model may be replaced
+    model = context.service.model(body.model)  # before any await, during which the model may be replaced
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 

@@ -33,12 +33,12 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether to add BOS and similar tokens to ``prompt``, as the checkpoint does. The tokens of a conversation depend
     on its chat template alone."""
     return_token_strs: bool | None = None
-    """Whether to return the text of each token as well."""
+    """Whether to return the text of each token, too."""
 
     chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """Where the text of ``messages`` ends, for the chat template; as in a chat request."""
+    """This field and ``add_generation_prompt`` say where the text of ``messages`` ends, as in a chat request."""
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
     """Return the text to tokenize.
 
     Raises:
-        UserError: the fields do not go together, or there is no tokenizer.
+        UserError: two fields contradict each other, or there is no tokenizer.
     """
     if (body.prompt is None) == (body.messages is None):
         raise UserError("prompt or messages: give exactly one")
