@@ -97,8 +97,8 @@ class OpenRequests:
         self._takes_all = False  # whether new requests are sent to the host at once; not while suspects run alone
         self._suspect: OpenRequest | None = None
         self._last_suspect: OpenRequest | None = None
-        """Suspect that ran alone before ``_suspect``. It may still have killed the host, just after the last token that it had to
-        generate alone."""
+        """Suspect that ran alone before ``_suspect``. It may still have killed the engine host, just after the last token that it
+        had to generate alone."""
 
     @property
     def any_open(self) -> bool:
@@ -171,7 +171,7 @@ class OpenRequests:
     # Handlers of the host's frames.
 
     def accept(self, key: str) -> None:
-        """Handle the host's frame ``Accepted`` for the request or answer ``key``."""
+        """Handle the frame ``Accepted`` of the engine host, for the request or answer ``key``."""
         request, _ = self._parts.get(key, (None, None))
         if request is None:
             return
@@ -181,7 +181,7 @@ class OpenRequests:
             request.task.accept()
 
     def refuse(self, frame: Refused) -> None:
-        """Handle the host's frame ``Refused``: fail the request's task."""
+        """Handle the frame ``Refused`` of the engine host: fail the task of the request."""
         request, _ = self._parts.pop(frame.request_id, (None, None))
         if request is not None:
             request.keys.remove(frame.request_id)
@@ -192,8 +192,8 @@ class OpenRequests:
             request.task.fail(error)
 
     def update(self, key: str, update: AnswerUpdate) -> None:
-        """Pass the host's update of the answer ``key`` to its task. If a suspect has now run alone for long enough, submit the next
-        suspect."""
+        """Pass the engine host's update of the answer ``key`` to its task. If a suspect has now run alone for long enough, submit
+        the next suspect."""
         request, index = self._parts.get(key, (None, None))
         if request is None:
             return

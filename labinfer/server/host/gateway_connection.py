@@ -19,9 +19,9 @@ from labinfer.server.link.framing import FrameReader, pack
 CHUNK_BYTES = 1 << 18
 MAX_CHUNKS = 16
 """Maximum number of socket reads in one ``receive``, so that frames do not delay the next step."""
-FULL_BYTES = 1 << 10
-"""Number of unread bytes at which a silent gateway counts as alive. While this process loads models it does not read, so a full
-socket may block the gateway."""
+UNREAD_BYTES = 1 << 10
+"""Number of bytes in the socket that show that a silent gateway is alive: while this process loads models it does not read, so the
+gateway may be blocked by a full socket."""
 
 
 class GatewayConnection:
@@ -94,7 +94,7 @@ class GatewayConnection:
                 return  # the socket is closed, as the main thread will report
             (num_unread,) = struct.unpack("i", unread)
             has_come = num_come != (num_come := self._num_read + num_unread)
-            if has_come or num_unread >= FULL_BYTES:
+            if has_come or num_unread >= UNREAD_BYTES:
                 heartbeat.hear(self)
             if heartbeat.silent():
                 on_silence()

@@ -202,7 +202,7 @@ class Updates(msgspec.Struct, frozen=True, array_like=True, tag="updates"):
 
 
 class StatsUpdate(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Current statistics of all engines of the host."""
+    """Current statistics of all engines of the engine host."""
 
     engines: list[EngineStats]
     """Stats of each engine, in the order of the models in ``Attach``."""

@@ -6,13 +6,13 @@ import { newId } from "./identity.js";
 import { requestBody, sentPart } from "./request_body.js";
 
 const SAVE_EVERY_MS = 400;
-const TOO_SHORT_MS = 100; // minimum duration from which a token rate is computed: tokens within less may come in one chunk
+const TOO_SHORT_MS = 100; // minimum duration for a token rate: tokens of a shorter time may come in one chunk
 
 export class Answering extends EventTarget {
   /**
    * Dispatches "change" when the message has grown, "wait" when the request waits for the server, "unsaved" when the
    *   browser fails to store the message.
-   * @param {import("./conversation.js").Conversation} conversation its last message is the answer
+   * @param {import("./conversation.js").Conversation} conversation ends with the answer
    * @param {object} message the answer, which grows
    * @param {boolean} goesOn whether to continue a partial answer
    */
@@ -22,8 +22,8 @@ export class Answering extends EventTarget {
     this._abort = new AbortController();
     this._goesOn = goesOn;
     this._tokensBefore = goesOn ? message.stats?.tokens ?? 0 : 0;
-    this._saving = 0; // timer of the next save of the message; 0 if it is saved
-    /** ApiFailure after which the request waits for a retry; null while it runs. */
+    this._saving = 0; // timer of the next save of the message; 0 if the message is saved
+    /** ApiFailure after which the request waits for a retry; null while the request runs. */
     this.waitsFor = null;
     /** Promise that the caller of `run` sets; it resolves when the complete message is shown and stored. */
     this.finished = null;
@@ -73,7 +73,7 @@ export class Answering extends EventTarget {
     this._first = this._last = 0;
     this._chunks = 0;
     this._thinksSince = 0;
-    this._decoder = new TextDecoder(); // a character may consist of several tokens
+    this._decoder = new TextDecoder(); // one character may be the bytes of several tokens
     const { message } = this;
     message.model = body.model;
     for await (const chunk of this.api.chat(this._id, body, this._abort.signal)) {

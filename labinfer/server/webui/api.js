@@ -44,7 +44,7 @@ export class Api {
 
   /** The wait that stalls the engine; null if there is none. @returns {Promise<{seconds: number, rank: number|null, peers: string, step: number|null}|null>} */
   async wait() {
-    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // a long wait has status 503, and a body like 200
+    const response = await fetch("/health", { cache: "no-store" }).catch(() => null); // a long wait gives status 503 with the usual body
     return (await response?.json().catch(() => null))?.wait ?? null;
   }
 
@@ -61,12 +61,12 @@ export class Api {
     const { max_tokens, ...unbounded } = whole;
     const response = await ask(whole).catch((failure) => {
       if (failure.param !== "max_tokens") throw failure;
-      return ask(unbounded); // `max_tokens` exceeds the rest of the context: ask without it
+      return ask(unbounded); // `max_tokens` exceeds the rest of the context: send no limit
     });
     yield* objectsOf(response);
   }
 
-  /** Cancel a request; a finished one is ignored. @throws {ApiFailure} the request was not cancelled */
+  /** Cancel a request; does nothing if the request has ended. @throws {ApiFailure} the request was not cancelled */
   async cancel(id) {
     await this._ask(`/v1/requests/${id}/cancel`, { method: "POST", keepalive: true }).catch((failure) => {
       if (failure.code !== "request_not_found") throw failure;
@@ -78,12 +78,12 @@ export class Api {
     return (await this._ask(`/v1/requests?${query({ model })}`)).json();
   }
 
-  /** Ranks of a model, and its stats of the last hour. */
+  /** Ranks of a model, and statistics of the model in the last hour. */
   async cluster(model, signal) {
     return (await this._ask(`/v1/cluster?${query({ model })}`, { signal })).json();
   }
 
-  /** Stream stats and steps of a model. */
+  /** Stream statistics and steps of a model. */
   async *clusterEvents(model, signal) {
     yield* objectsOf(await this._ask(`/v1/cluster/events?${query({ model })}`, { signal }));
   }
@@ -113,7 +113,7 @@ function query(fields) {
   return new URLSearchParams(fields);
 }
 
-/** JSON objects of an event stream. @throws {ApiFailure} it ends without [DONE], or with an error */
+/** JSON objects of an event stream. @throws {ApiFailure} the stream ends without [DONE], or with an error */
 async function* objectsOf(response) {
   try {
     for await (const { event, data } of readEvents(response.body)) {

@@ -4,7 +4,7 @@ import { iconButton, make } from "./element.js";
 
 const MOST_BYTES = 1 << 20;
 const MOST_FILES = 10;
-const UTF_16 = { "255,254": "utf-16le", "254,255": "utf-16be" }; // byte order mark to encoding
+const UTF_16 = { "255,254": "utf-16le", "254,255": "utf-16be" }; // byte order mark → encoding
 
 export class Attachments {
   /** @param {HTMLElement} place list of the files @param {HTMLElement} trouble shows why a file was rejected */
@@ -12,8 +12,8 @@ export class Attachments {
     Object.assign(this, { _place: place, _trouble: trouble, _preferences: preferences, _store: store, _onchange: onchange });
     /** @type {{name: string, text: string}[]} */
     this.files = [];
-    this._opened = new Map(); // conversation id to its files
-    this._restoring = new Map(); // conversation id to a promise: stored files are loaded
+    this._opened = new Map(); // conversation id → attached files
+    this._restoring = new Map(); // conversation id → promise of the stored files
   }
 
   /** Show the files of a conversation. */
@@ -26,8 +26,8 @@ export class Attachments {
 
   /** Attach the files that are text. @param {Iterable<File>} files */
   async add(files) {
-    const troubles = [], taken = this.files, conversation = this._conversation; // of this moment: the user may open another one while files are read
-    for (const file of [...files]) { // a copy: the browser empties the list of a drop after the event
+    const troubles = [], taken = this.files, conversation = this._conversation; // the user may open another conversation meanwhile
+    for (const file of [...files]) { // a copy, as the browser empties a dropped list after the event
       try {
         if (taken.length >= MOST_FILES) throw new Error(this._preferences.words.tooManyFiles(MOST_FILES));
         taken.push({ name: file.name, text: await readText(file, this._preferences.words) });
@@ -36,7 +36,7 @@ export class Attachments {
       }
     }
     this._trouble.textContent = troubles.join(" ");
-    await this._restoring.get(conversation); // wait for the stored files: saving now would overwrite them
+    await this._restoring.get(conversation); // saving before stored files are loaded would overwrite them
     this._keep(conversation, taken);
     this._render();
   }
@@ -57,7 +57,7 @@ export class Attachments {
     this._restoring.set(id, this._store.attachments(id).then((kept) => {
       files.unshift(...kept);
       if (files === this.files) this._render();
-    }, () => {})); // without files: the page shows elsewhere that nothing can be stored
+    }, () => {})); // continue without files; a notice says that storing fails
     return files;
   }
 
@@ -95,7 +95,7 @@ async function readText(file, words) {
   if (String.fromCharCode(...bytes.slice(0, 5)) === "%PDF-") throw new Error(words.fileIsPdf(file.name));
   if (!mark && bytes.includes(0)) throw new Error(words.fileIsNoText(file.name));
   for (const encoding of mark ? [mark] : ["utf-8", words.oldEncoding]) {
-    try { return new TextDecoder(encoding, { fatal: true }).decode(bytes); } catch { /* not this encoding */ }
+    try { return new TextDecoder(encoding, { fatal: true }).decode(bytes); } catch { /* the text has another encoding */ }
   }
   throw new Error(words.fileIsNoText(file.name));
 }

@@ -1,4 +1,4 @@
-// The banner that tells why the server does not answer, if it does not.
+// The banner that says why the server does not answer; hidden while the server answers.
 
 import { byId, make } from "./element.js";
 

@@ -25,8 +25,8 @@ export class Chat {
     Object.assign(this, { _api: api, _serverState: serverState, _store: store, _preferences: preferences });
     this._presets = new Presets(preferences);
     this._examples = new Examples(byId("examples"), (text) => this._send(text, []));
-    this._answerings = new Map(); // conversation id to its running answer
-    this._wishes = new Map(); // conversation id to the latest request of the user that waits for an answer to stop
+    this._answerings = new Map(); // conversation id → running answer
+    this._wishes = new Map(); // conversation id → the user's latest action that waits until an answer stops
     this._conversation = new Conversation(newRecord());
     this._records = [];
     this._thread = new ThreadView(byId("thread"), byId("messages"), byId("to-end"), new MessageActions(this, preferences));
@@ -48,7 +48,7 @@ export class Chat {
     return this._started;
   }
 
-  /** Show a conversation; a new one if the id is unknown. */
+  /** Show the conversation with this id; a new conversation if the id is unknown. */
   async show(id, takesFocus = true) {
     const record = this._record(id);
     const round = (this._round = (this._round ?? 0) + 1);
@@ -115,7 +115,7 @@ export class Chat {
 
   get _answering() { return this._answerings.get(this._conversation.record.id); }
 
-  /** Another tab has changed or removed this conversation. */
+  /** Handle a change or removal of a conversation by another tab. */
   async _changedElsewhere(id) {
     const record = await this._store.conversation(id).catch(() => undefined);
     const answering = this._answerings.get(id);
@@ -127,7 +127,7 @@ export class Chat {
     this._records = this._records.filter((one) => one.id !== id);
     if (record) this._records.push(record);
     this._sort();
-    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // one rendering for many changes
+    if (id !== location.hash.slice(1)) this._frameDue ||= requestAnimationFrame(() => this._renderFrame()); // one rendering per frame
     else if (record && id === this._conversation.record.id) await this._takeOver(record);
     else if (record) await this.show(id, false);
     else location.hash = "";
@@ -168,7 +168,7 @@ export class Chat {
     };
     byId("new").onclick = () => this.openNew();
     byId("settings").onclick = () => {
-      const { record } = this._conversation; // the user may open another one before saving
+      const { record } = this._conversation; // the user may open another conversation before saving
       openSettings(record, this._defaults(), this._presets, this.words, (chosen) => this._change(record, chosen));
     };
     byId("model").onchange = ({ target }) => this._change(this._conversation.record, { model: target.value });
@@ -220,7 +220,7 @@ export class Chat {
     this._change(record, { leaf: record.leaf });
   }
 
-  /** Store and show new or changed messages; the view of `again` is rendered again. */
+  /** Store and show new or changed messages. The message `again` is rendered again, even if its view exists. */
   async keep({ record }, messages, again = null) {
     this._thread.sync();
     this._thread.view(again ?? {})?.render();
@@ -229,7 +229,7 @@ export class Chat {
     this._tell(record.id);
   }
 
-  /** Delete messages that were removed from a conversation, and the conversation with the last one. */
+  /** Delete messages that were removed from a conversation, and the conversation with its last message. */
   async drop(conversation, gone) {
     const { record } = conversation;
     if (!conversation.messages.size) return this._remove(record.id);
@@ -277,7 +277,7 @@ export class Chat {
   async _accompany(answering, question) {
     const { conversation, message } = answering, { record } = conversation;
     const isNew = !this._record(record.id);
-    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // another tab may have stored another record of it
+    this._records = [record, ...this._records.filter((one) => one.id !== record.id)]; // another tab may have stored another record
     if (isNew) {
       history.replaceState(null, "", `#${record.id}`);
       this.composer.open(record.id);
@@ -346,7 +346,7 @@ export class Chat {
   _change(shown, fields) {
     const record = this._record(shown.id);
     if (record) this._save(Object.assign(record, fields));
-    else if (!shown.leaf) { // no messages yet
+    else if (!shown.leaf) { // the conversation has no messages yet
       const { model, system, settings } = Object.assign(shown, fields);
       this._preferences.keepDraft(NEW_SETTINGS, JSON.stringify({ model, system, settings }));
     }
@@ -386,7 +386,7 @@ export class Chat {
     this.sidebar.render(this._records, record.id, new Set([...this._answerings.keys(), ...this._tabs.answering]), words);
   }
 
-  /** The server's state or models have changed. */
+  /** Handle a change of the server's state or models. */
   serverChanged() {
     this._renderFrame();
   }

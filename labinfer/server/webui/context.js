@@ -3,7 +3,7 @@
 import { asMessages, sentPart } from "./request_body.js";
 
 export const SHOWN_FROM = 0.7;
-const KEPT = 0.5; // fraction of the context to keep when dropping messages
+const KEPT = 0.5; // fraction of the context that dropping messages leaves in use
 const OVERFLOW = "context_length_exceeded";
 
 /**

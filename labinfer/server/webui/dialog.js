@@ -3,7 +3,7 @@
 import { iconButton, make } from "./element.js";
 import { composes } from "./enter_key.js";
 
-let count = 0; // for unique ids
+let count = 0; // number of the next id, for unique ids
 
 /**
  * Show a dialog. Enter in a text field presses the primary button.
@@ -25,9 +25,9 @@ export function openDialog(title, content, buttons, closeLabel) {
     make("div", { className: "row" }, ...row),
   );
   dialog.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") event.stopPropagation(); // it must close the dialog without stopping an answer
+    if (event.key === "Escape") event.stopPropagation(); // Escape must close the dialog and not stop an answer
     if (event.key === "Enter" && event.target.tagName === "INPUT" && !composes(event)) {
-      event.preventDefault(); // otherwise it presses the button that regains the focus
+      event.preventDefault(); // else Enter also presses the button that regains the focus
       row.find((one) => one.classList.contains("primary"))?.click();
     }
   });

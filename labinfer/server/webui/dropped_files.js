@@ -6,7 +6,7 @@ export function takeDroppedFiles(place, ondrop) {
   const mark = (over) => place.classList.toggle("dropping", over);
   addEventListener("dragover", (event) => {
     if (!hasFiles(event)) return;
-    event.preventDefault(); // otherwise the browser opens the file
+    event.preventDefault(); // by default the browser opens the file
     mark(true);
   });
   addEventListener("dragleave", (event) => event.relatedTarget || mark(false));

@@ -13,7 +13,7 @@ export class Examples {
   /** @param {string|undefined} model name of the model */
   render(model, words) {
     const shown = model === MODEL ? words : null;
-    if (shown === this._shown) return; // unchanged, so that a button keeps the focus
+    if (shown === this._shown) return; // the examples stay, so that a button keeps the focus
     this._shown = shown;
     this._place.replaceChildren(...(shown?.examples ?? []).map((question) => make("button", {
       type: "button", onclick: () => this._onchoose(question),

@@ -39,7 +39,7 @@ export function toJson(conversations) {
 }
 
 /**
- * Import the conversations of an exported file, with new ids, so that none is overwritten.
+ * Import the conversations of an exported file, with new ids, so that no stored conversation is overwritten.
  * @throws {Error} the text is not an export
  */
 export function fromJson(text) {

@@ -1,4 +1,4 @@
-// The line under an answer: how it ended, how long it is, and how fast it came.
+// The line under an answer: how the answer ended, its length, and its tokens per second.
 
 import { make } from "./element.js";
 
@@ -24,7 +24,7 @@ export function figures(message, words) {
   return nodes;
 }
 
-/** Text that says why an answer is missing or incomplete. @param {object} [failure] undefined if the page was closed meanwhile */
+/** Text that says why an answer is missing or incomplete. @param {object} [failure] undefined if the page was closed during the answer */
 export function explain(failure, words) {
   if (!failure) return words.reloaded;
   if (failure.kind === "broken" || failure.kind === "away" || failure.kind === "draining") return words.broken;
@@ -39,7 +39,7 @@ export function outcome({ status, failure }, words) {
   return status === "done" ? words.finished : words.reasons[status];
 }
 
-/** Text that says why a request waits. @param {import("./api.js").ApiFailure} failure for which it waits @param {import("./preferences.js").Preferences} preferences */
+/** Text that says why a request waits. @param {import("./api.js").ApiFailure} failure the reason why it waits @param {import("./preferences.js").Preferences} preferences */
 export function explainWait({ kind, retryAfter }, { words, key }) {
   if (kind === "busy") return words.busy(retryAfter);
   if (kind === "limited") return words.limited(retryAfter);

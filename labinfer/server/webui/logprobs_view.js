@@ -2,7 +2,7 @@
 
 import { make } from "./element.js";
 
-const LEVELS = [0.9, 0.6, 0.3, 0.1]; // minimum probabilities of colour levels 0 to 3; others have level 4
+const LEVELS = [0.9, 0.6, 0.3, 0.1]; // minimum probabilities of colour levels 0 to 3; a smaller probability has level 4
 
 /** @param {{token: string, logprob: number, top: [string, number][]}[]} logprobs */
 export function logprobsView(logprobs, words) {

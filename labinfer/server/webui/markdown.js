@@ -15,7 +15,7 @@ const ALLOWED_TAGS = [
 const ALLOWED_ATTR = ["align", "alt", "class", "colspan", "data-language", "data-math", "data-tex", "href", "open", "rowspan", "src", "start", "target", "rel"];
 const NOT_AN_ADDRESS = ["align", "colspan", "data-language", "data-math", "data-tex", "open", "rel", "rowspan", "start", "target"];
 const RAW_TAGS = new Set(ALLOWED_TAGS.filter((tag) => tag !== "a" && tag !== "img"));
-const LONG_CODE = 20000; // characters; longer code is not highlighted
+const LONG_CODE = 20000; // maximum number of characters of code that is highlighted
 
 const marked = new Marked({
   gfm: true,
@@ -34,7 +34,7 @@ const marked = new Marked({
       const shown = text.replace(/<!--[\s\S]*?-->/g, "").split(/(<[^<>]*>)/).map(rawTag).join("");
       return block && shown.trim() && !shown.includes("<") ? `<p>${shown}</p>` : shown; // all HTML was escaped
     },
-    image({ href, text }) { // only data URLs, so that nothing is fetched from other servers
+    image({ href, text }) { // only images in data URLs, so that nothing is fetched from other servers
       if (href.startsWith("data:image/")) return `<img src="${escape(href)}" alt="${escape(text)}">`;
       return `<a href="${escape(href)}">${escape(text || href)}</a>`;
     },
@@ -49,7 +49,7 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
     node.setAttribute("target", "_blank");
     node.setAttribute("rel", "noopener noreferrer nofollow");
   }
-  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // not the page's own classes
+  const colors = [...node.classList].filter((name) => name.startsWith("hljs-")); // a model must not use classes of the page
   if (colors.length) node.className = colors.join(" ");
   else node.removeAttribute("class");
   if (node.tagName === "IMG" && !node.getAttribute("src")?.startsWith("data:image/")) node.remove();
@@ -111,7 +111,7 @@ export class GrowingMarkdown {
   /** Render the complete text once more: blocks may depend on later ones, such as links that are defined below. */
   finish(text) {
     const whole = renderMarkdown(text, this._frameCode);
-    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // which blocks the user has opened
+    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // which <details> blocks the user has opened
     whole.querySelectorAll("details").forEach((one, index) => { one.open = unfolded[index] ?? false; });
     const blocks = [...this._container.children], wanted = [...whole.children];
     if (blocks.length !== wanted.length) this._container.replaceChildren(whole);

@@ -70,7 +70,7 @@ export class Preferences extends EventTarget {
     try {
       if (value) this._storage.setItem(`labinfer.${name}`, value);
       else this._storage.removeItem(`labinfer.${name}`);
-    } catch { /* the browser stores nothing: the text is lost when the page is closed */ }
+    } catch { /* if the browser stores nothing, the text is lost when the page closes */ }
   }
 
   _changed() { this.dispatchEvent(new Event("change")); }

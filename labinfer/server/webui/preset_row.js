@@ -41,7 +41,7 @@ export function presetRow(presets, words, onchoose, read) {
     name.onkeydown = (event) => {
       if (event.key !== "Enter" || composes(event)) return;
       event.preventDefault();
-      event.stopPropagation(); // otherwise Enter also presses the dialog's button
+      event.stopPropagation(); // by default Enter also presses the dialog's button
       end(true);
     };
     place.replaceChildren(field(words.presetName, name), make("button", { type: "button", className: "primary", onclick: () => end(true) }, words.createPreset),

@@ -44,7 +44,7 @@ export class ServerState extends EventTarget {
     this._timer = setTimeout(() => this.check(), trouble && trouble !== "key" ? OFTEN_MS : SELDOM_MS);
   }
 
-  /** Resolves after `seconds` or, if the server accepts no requests then, when it does again; at once if `signal` is aborted. */
+  /** Resolves after `seconds`. If the server then accepts no requests, resolves when it does; at once if `signal` is aborted. */
   async until(seconds, signal) {
     const end = Date.now() + seconds * 1000;
     this._waiting += 1;

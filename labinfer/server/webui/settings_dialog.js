@@ -8,7 +8,7 @@ const FIELDS = {
   temperature: [0, 100, 0.05], top_p: [0, 1, 0.05], top_k: [-1, 2 ** 31 - 1, 1], min_p: [0, 1, 0.01], max_tokens: [1, 2 ** 31 - 1, 1],
   repetition_penalty: [0.01, 100, 0.05], presence_penalty: [-2, 2, 0.1], frequency_penalty: [-2, 2, 0.1], seed: [0, 2 ** 53 - 1, 1],
 }; // [minimum, maximum, step]; bounds as in sampling_params.py
-const ABOVE_LEAST = ["top_p"]; // fields whose minimum itself is not allowed
+const ABOVE_LEAST = ["top_p"]; // fields whose minimum is not an allowed value
 const WHOLE = ["top_k", "max_tokens", "seed"];
 const TOP_LOGPROBS = [0, 1, 3, 5];
 
@@ -58,7 +58,7 @@ export function openSettings(record, defaults, presets, words, onsave) {
     if (logprobs.value) chosen.logprobs = Number(logprobs.value);
     if (drafted.checked) chosen.return_drafted = true;
     if (extra.value.trim()) {
-      try { chosen.extra = JSON.parse(extra.value); } catch { /* the error is shown below */ }
+      try { chosen.extra = JSON.parse(extra.value); } catch { /* invalid JSON is reported below */ }
       if (chosen.extra?.constructor !== Object) return tell({ control: extra, why: words.extraWrong });
     }
     tell(null);

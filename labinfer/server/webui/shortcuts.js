@@ -7,7 +7,7 @@ import { composes } from "./enter_key.js";
 const LIST = [
   ["Enter", "send"], ["Shift+Enter", "newLine"], ["Esc", "stop"], ["Ctrl+K", "search"], ["Ctrl+Shift+O", "newChat"],
   ["Ctrl+Shift+S", "sidebar"], ["Ctrl+/", "shortcuts"],
-]; // Ctrl is Command on a Mac
+]; // on a Mac, Ctrl stands for Command
 
 /** Handle the shortcuts. @param {import("./chat.js").Chat} chat */
 export function connectShortcuts(chat, preferences) {

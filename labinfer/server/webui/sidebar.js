@@ -6,8 +6,8 @@ import { byId, iconButton, make } from "./element.js";
 import { composes } from "./enter_key.js";
 import { search } from "./search.js";
 
-const SEARCH_MS = 150; // delay after the last key press
-const TRASH = 3; // index of the delete button
+const SEARCH_MS = 150; // delay of a search after the last key press
+const TRASH = 3; // index of the delete button among the buttons of a conversation
 
 export class Sidebar {
   /** @param {object} actions open(id), rename(id, title), remove(id), export(id) */
@@ -16,14 +16,14 @@ export class Sidebar {
     this._records = [];
     this._busy = new Set();
     this._renaming = false;
-    this._matches = null; // conversation ids found by a search; null without one
+    this._matches = null; // conversation ids found by the search; null without a search
     this._search.oninput = () => {
       clearTimeout(this._timer);
       this._timer = setTimeout(() => this._seek(), SEARCH_MS);
     };
     this._search.onkeydown = (event) => {
       if (event.key !== "Escape" || !this._search.value) return;
-      event.stopPropagation(); // Escape must only clear the search
+      event.stopPropagation(); // Escape must clear the search and do nothing else
       if (composes(event)) return;
       this.endSearch(); // not all browsers clear the field at Escape
       this.render(this._records, this._current, this._busy, this._words);
@@ -76,7 +76,7 @@ export class Sidebar {
     this._search.select();
   }
 
-  /** @param {object[]} records @param {string} current id of the open one @param {Set<string>} busy ids of those being answered */
+  /** @param {object[]} records @param {string} current id of the open conversation @param {Set<string>} busy ids of conversations for which an answer is being generated */
   render(records, current, busy, words) {
     const opened = current !== this._current;
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });
@@ -149,7 +149,7 @@ export class Sidebar {
     input.select();
   }
 
-  /** Focus a button of a conversation, or "New chat" if it was deleted. */
+  /** Focus a button of a conversation, or "New chat" if the conversation was deleted. */
   _giveFocusBack(id, button) {
     const buttons = this._place(id)?.querySelectorAll("button") ?? [byId("new")];
     buttons[0].focus(); // focused first, which makes the other buttons visible

@@ -20,7 +20,7 @@ export class Store {
       request.result.createObjectStore("attachments"); // key: conversation id
     };
     const database = await done(request);
-    database.onversionchange = () => database.close(); // a newer page in another tab can then upgrade the database
+    database.onversionchange = () => database.close(); // so that a newer version of the page in another tab can upgrade the database
     return new Store(database);
   }
 
@@ -30,7 +30,7 @@ export class Store {
     return records.sort((a, b) => b.updated - a.updated);
   }
 
-  /** A conversation; undefined if unknown. */
+  /** The record of a conversation; undefined if the id is unknown. */
   async conversation(id) {
     return done(this._read("conversations").get(id));
   }

@@ -9,7 +9,7 @@ export class Tabs {
    */
   constructor(answering, onchange) {
     this._channel = new BroadcastChannel(CHANNEL);
-    /** Ids of conversations being answered in other tabs. */
+    /** Ids of conversations for which other tabs receive answers. */
     this.answering = new Set();
     this._channel.onmessage = ({ data }) => {
       if (data.asks) return this._tellAll(answering(), true);
@@ -21,7 +21,7 @@ export class Tabs {
     this._channel.postMessage({ asks: true });
   }
 
-  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab receives an answer for it */
+  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab receives an answer for the conversation */
   tell(id, answering) {
     this._channel.postMessage({ id, answering });
   }

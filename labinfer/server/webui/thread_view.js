@@ -11,20 +11,20 @@ export class ThreadView {
   constructor(scroller, list, toEnd, actions) {
     Object.assign(this, { _scroller: scroller, _list: list, _toEnd: toEnd, _actions: actions });
     this._views = new Map();
-    this._pending = []; // first messages, which are not rendered yet
+    this._pending = []; // the first messages, which are not rendered yet
     this._follows = true;
     this._top = 0; // last scroll position
     scroller.addEventListener("scroll", () => {
-      const up = scroller.scrollTop < this._top; // scrolled by the user, or the content became shorter
+      const up = scroller.scrollTop < this._top; // the user scrolled up, or the content became shorter
       this._top = scroller.scrollTop;
       this._follows = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < (up ? 1 : NEAR_END);
       toEnd.hidden = this._follows;
     }, { passive: true });
     toEnd.onclick = () => {
       this.toEnd();
-      scroller.focus(); // the button that has the focus gets hidden
+      scroller.focus(); // the button is hidden while it has the focus
     };
-    const resized = new ResizeObserver(() => this._follow()); // of the window, or of a formula that is rendered later
+    const resized = new ResizeObserver(() => this._follow()); // the window, or a formula that is rendered later, changes its size
     resized.observe(scroller);
     resized.observe(list);
   }
@@ -71,7 +71,7 @@ export class ThreadView {
     return [...this._views.values()].find((view) => view.isEdited)?.message;
   }
 
-  /** View of a message; undefined if not rendered. */
+  /** View of a message; undefined if the message is not rendered. */
   view(message) {
     return this._views.get(message.id);
   }
@@ -91,7 +91,7 @@ export class ThreadView {
     if (this._follows) this._scrollTo(this._scroller.scrollHeight);
   }
 
-  /** Read the current scroll position, before its event arrives. */
+  /** Scroll to `top`, and note the position before the scroll event arrives. */
   _scrollTo(top) {
     this._scroller.scrollTop = top;
     this._top = this._scroller.scrollTop;

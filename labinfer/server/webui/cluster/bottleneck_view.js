@@ -25,12 +25,12 @@ export function bottleneckText({ bound, stages, busiest, lead, running, stage_la
   });
 }
 
-/** Number as text with two digits, which suffice for a comparison. */
+/** Milliseconds as text with two significant digits, which suffice for a comparison. */
 function milliseconds(seconds) {
   return `${Number((seconds * 1000).toPrecision(2))} ms`;
 }
 
-/** Advice against the bottleneck. If a resource is full, it is not more concurrent requests, as they would only wait. */
+/** Advice against the bottleneck. If a resource is full, it never asks for more concurrent requests, which would only wait. */
 export function adviceText({ bound, stages, busiest, move_to, full }, words) {
   const { tries } = words, more = full ? "" : tries.requests;
   const first = {

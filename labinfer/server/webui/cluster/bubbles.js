@@ -3,14 +3,14 @@
 import { intersection, total, union } from "./intervals.js";
 
 const COMPUTING = new Set(["prepare", "run", "sample"]);
-const JOIN_US = 20e3; // gaps between steps up to this count as time with work
+const JOIN_US = 20e3; // a gap between two steps of at most this length counts as time with work
 
-/** Whether a slice of this name is compute; all other time with work is a bubble. */
+/** Whether a trace slice of this name is computation; all other time with work is a bubble. */
 export function computes(name) {
   return COMPUTING.has(name);
 }
 
-/** Whether a slice shows that there was work: all but the wait for the next plan. */
+/** Whether a trace slice shows that there was work: all slices do, except the wait for the next plan. */
 function isWork({ name, step }) {
   return step >= 0 || name === "engine";
 }

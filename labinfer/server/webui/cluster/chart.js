@@ -7,7 +7,7 @@ import { timeOfDay } from "./units.js";
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 132, TOP = 8, BOTTOM = 22, LEFT = 40, RIGHT = 10; // pixels
 const MINUTE_US = 60e6;
-const MARKS = new Map([[5, [1, 2]], [15, [3, 6]], [60, [15, 30]]]); // range of the chart to the interval of its time marks, and of those of a narrow chart; all in minutes
+const MARKS = new Map([[5, [1, 2]], [15, [3, 6]], [60, [15, 30]]]); // range → interval of time marks, also in a narrow chart; in minutes
 const NARROW_PX = 230;
 const LINES = [0, 0.5, 1]; // grid lines, as fractions of the axis
 

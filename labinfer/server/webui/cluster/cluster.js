@@ -20,8 +20,8 @@ import { Timeline } from "./timeline.js";
 import { duration, grouped, percent, timeOfDay } from "./units.js";
 import { BottleneckView } from "./bottleneck_view.js";
 
-const PAUSE_MS = 1600; // time without work after which the page says idle: the last steps may arrive this much later than the last stats
-const MOVE_MS = 5000; // interval of chart updates while no stats come, and of polling expert loads
+const PAUSE_MS = 1600; // time without work after which the page says idle; the last steps arrive up to this long after the last stats
+const MOVE_MS = 5000; // interval of moving the charts while no stats come, and of polling expert loads
 const ASK_MS = 1000; // polling interval of open requests while there is work
 const ENOUGH_STEPS = 5; // minimum number of recorded steps for an automatic choice of the time span
 const MINUTE_US = 60e6;
@@ -33,12 +33,12 @@ export class Cluster {
     this._timeline = new Timeline();
     this._history = new History();
     this._cluster = null; // response of `/v1/cluster`
-    this._connection = "connecting"; // or "open", or "lost"
+    this._connection = "connecting"; // "connecting", "open" or "lost"
     this._failure = ""; // error of a lost connection, unless the banner shows it
     this._isRunning = false; // whether a request runs or waits, by the latest stats
     this._isQuiet = true; // whether there was no work for `PAUSE_MS`
     this._hadTrouble = false;
-    this._pausedBy = ""; // "user", or "reader" while a step is selected or the table is open; "" if not paused
+    this._pausedBy = ""; // who paused: "user", or "reader" while a step is selected or the table is open; ""
     this._spanIsChosen = false; // whether the user has chosen the time span
     this._feed = new Feed(api, {
       opened: (cluster) => this._opened(cluster), news: (event) => this._take(event), closed: (failure) => this._closed(failure),
@@ -121,10 +121,10 @@ export class Cluster {
     if (!this._isQuiet) this._askForLoads();
   }
 
-  /** Poll the expert loads, which events do not have. Called while there is work, and once after it. */
+  /** Poll the expert loads, which are not in events. Called while there is work, and once afterwards. */
   async _askForLoads() {
     if (!this._cluster?.experts?.length) return;
-    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // the feed reports a lost connection
+    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // an error is ignored: the feed reports a lost connection
     Object.assign(this._cluster, { experts, expert_reads });
     this._experts.render(this._cluster, this._words);
   }
@@ -228,20 +228,20 @@ export class Cluster {
       this._timeline.add(event);
       this._chooseSpan();
       this._gantt.render();
-      if (this._steps.isOpen) this._read(); // the table is open, but was empty until now
+      if (this._steps.isOpen) this._read(); // the open table was empty until now
       if (event.steps.length) this._worked(); // a short request may end before any stats show it
     }
   }
 
-  /** The connection was lost. */
+  /** Handle the loss of the connection. */
   _closed(failure) {
     this._connection = "lost";
     this._failure = failure.kind === "failed" ? failure.message : "";
     this._renderState();
-    this._serverState.check(true); // shows the reason in the banner
+    this._serverState.check(true); // makes the banner show the reason
   }
 
-  /** Note that there is or was work. A long step may send no events for a long time. */
+  /** Note that there is work, or was until now. (During a long step no events come.) */
   _worked() {
     clearTimeout(this._timer);
     this._setQuiet(false);

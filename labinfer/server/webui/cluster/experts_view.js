@@ -5,7 +5,7 @@ import { byId } from "../element.js";
 import { bytes, duration, grouped, percent, short } from "./units.js";
 
 const MIN_CELL = 3, MAX_CELL = 18; // CSS pixels
-const FULL = 3; // multiple of the layer's mean from which a cell has the full colour
+const FULL = 3; // ratio to the mean of the layer from which a cell has the full colour
 
 export class ExpertsView {
   /** @param {HTMLElement} section hidden without experts */

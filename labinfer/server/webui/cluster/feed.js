@@ -37,7 +37,7 @@ export class Feed {
         for await (const event of this._api.clusterEvents(model, signal)) this._handlers.news(event);
       } catch (failure) {
         if (signal.aborted) return;
-        if (!(failure instanceof ApiFailure)) console.error(failure); // a bug of this page
+        if (!(failure instanceof ApiFailure)) console.error(failure); // any other error is a bug of this page
         this._handlers.closed(failure);
       }
       await this._pause(signal);

@@ -7,12 +7,12 @@ import { duration } from "./units.js";
 
 const COLOURS = ["prefill", "decode", "mixed", "unknown", "on-step", "bubble", "missing", "wait", "line", "soft", "text", "ground"];
 const LABEL_PX = 11;
-const LABEL_ROOM = 6; // minimum room around a label, in pixels
+const LABEL_ROOM = 6; // minimum space around a label, in pixels
 const DIGIT_PX = 6; // minimum width of a digit; the text of narrower slices is not measured, as measuring is slower than drawing
-const ROUND_PX = 8; // narrower steps have square corners
+const ROUND_PX = 8; // bars of narrower steps have square corners
 const MARK_PX = 110; // approximate distance of two axis marks
-const PATTERN_PX = 5; // narrower steps have no pattern
-const BESIDE = 0.62; // height of `prepare` and `sample` relative to `run`
+const PATTERN_PX = 5; // bars of narrower steps have no pattern
+const BESIDE = 0.62; // height of the bars of `prepare` and `sample`, relative to `run`
 
 export class GanttPainter {
   /** @param {HTMLCanvasElement} canvas */
@@ -87,7 +87,7 @@ export class GanttPainter {
     for (const [begin, end] of intervals) this._context.fillRect(scale.x(begin), row.top, scale.length(end - begin), row.height);
   }
 
-  /** Draw a slice of compute as a bar with the step's number. */
+  /** Draw a trace slice of computation as a bar with the number of the step. */
   _block(row, scale, { name, begin, end, step }, kind, isSelected) {
     const draw = this._context, whole = scale.length(end - begin);
     const x = scale.x(begin), width = whole > 4 ? whole - 1 : whole; // leaves a gap between neighbours
@@ -115,7 +115,7 @@ export class GanttPainter {
     const text = [String(step), `…${String(step).slice(-2)}`].find((one) => draw.measureText(one).width + LABEL_ROOM <= right - left);
     if (!text) return;
     const room = draw.measureText(text).width + LABEL_ROOM, middle = (left + right) / 2;
-    if (pattern) { // a plain background for the label
+    if (pattern) { // a background without pattern for the label
       draw.fillStyle = this._colour[kind];
       draw.fillRect(middle - room / 2 + 1, y + height / 2 - LABEL_PX / 2 - 2, room - 2, LABEL_PX + 4);
     }
@@ -123,7 +123,7 @@ export class GanttPainter {
     draw.fillText(text, middle, y + height / 2 + 0.5);
   }
 
-  /** Draw a slice of work outside the model as a thin line, a wait as a dotted line. */
+  /** Draw a trace slice of work outside the model as a thin line, and a wait as a dotted line. */
   _line(row, scale, { name, begin, end }) {
     const draw = this._context, y = Math.round(row.top + row.height / 2) + 0.5, waits = name.startsWith("wait");
     if (scale.length(end - begin) < 0.5) return;

@@ -7,7 +7,7 @@ import { GanttPainter } from "./gantt_painter.js";
 import { describe } from "./step_view.js";
 import { percent } from "./units.js";
 
-const DRAG_PX = 6; // a shorter movement is a click
+const DRAG_PX = 6; // a shorter movement of the pointer is a click
 const HOVER_PX = 14; // distance of the tooltip from the pointer
 const FAR = 10; // number of steps that Page Up and Page Down move the selection
 
@@ -69,7 +69,7 @@ export class GanttView {
     if (step >= 0 && slices.length) {
       const begin = Math.min(...slices.map((slice) => slice.begin)), end = Math.max(...slices.map((slice) => slice.end));
       const [from, to] = this.inView;
-      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // a step longer than the view: show its beginning
+      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // if the step is longer than the view, show its beginning
       else if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
     }
     this.render();
@@ -152,7 +152,7 @@ export class GanttView {
   _onPointer(event) {
     if (event.button !== 0) return;
     const startX = event.clientX, [, startEnd] = this.inView;
-    const pressed = this._stepAt(event.offsetX, event.offsetY); // taken now, as the view may scroll before pointer-up
+    const pressed = this._stepAt(event.offsetX, event.offsetY); // determined now, as the view may scroll before the pointer goes up
     let drags = false;
     this._canvas.setPointerCapture(event.pointerId);
     this._canvas.onpointermove = ({ clientX }) => {

@@ -1,10 +1,10 @@
 // History: stats of the last hour, as points. Points older than five minutes are merged, as on the server.
 
 const KEPT_US = 3600e6;
-const FINE_US = 300e6; // age from which points are merged
-const MERGED_US = 10e6; // interval of merged points
-const GAP_US = 4e6; // longer times without a point are gaps in a curve
-const SHORT_US = 900e3; // a point whose rates cover less time is merged with the next one, as they are noise
+const FINE_US = 300e6; // age above which points are merged
+const MERGED_US = 10e6; // seconds that a merged point covers, in microseconds
+const GAP_US = 4e6; // a longer time without a point is a gap in a curve
+const SHORT_US = 900e3; // a point whose rates cover less time is merged with the next point, as such rates are noise
 const TICK_US = 500e3; // interval of stats while there is work
 const RATES = ["prompt_tokens_per_second", "generation_tokens_per_second"];
 
@@ -24,7 +24,7 @@ export class History {
   }
 
   /**
-   * Add points; known ones are skipped.
+   * Add points; points that are already known are skipped.
    * @param {object[]} points oldest first
    * @param {number} now_us server time; it advances with this page's clock
    */
@@ -53,7 +53,7 @@ export class History {
     return this.end - this.range;
   }
 
-  /** The nearest point in time; undefined if it is more than some seconds away. */
+  /** The point nearest to a time; undefined if it is more than some seconds away. */
   nearest(time_us) {
     const distance = (point) => Math.max(0, beginOf(point) - time_us, time_us - point.time_us);
     const best = this.points.reduce((one, other) => (one && distance(one) <= distance(other) ? one : other), undefined);

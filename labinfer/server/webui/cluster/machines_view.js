@@ -4,7 +4,7 @@ import { byId, make } from "../element.js";
 import { table } from "./table.js";
 import { bytes, duration } from "./units.js";
 
-const STEPS = [2, 8, 32, 128]; // multiples of the lowest latency from which a cell is darker
+const STEPS = [2, 8, 32, 128]; // ratios to the lowest latency from which a cell gets darker
 
 export class MachinesView {
   /** @param {HTMLElement} section hidden without measurements */

@@ -21,14 +21,14 @@ export class RequestsView {
     if (this._words !== words) this._begin(words);
     const rows = new Map();
     for (const request of open.data) {
-      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // two callers may have chosen the same id
+      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // two callers may have chosen one id
       const row = this._rows.get(name) ?? this._row(request);
       rows.set(name, row);
       this._update(row, request, promptTokens);
     }
     for (const [name, { element }] of this._rows) if (!rows.has(name)) element.remove();
     this._rows = rows;
-    [...rows.values()].forEach(({ element }, n) => { // move only if needed: a moved row loses the focus
+    [...rows.values()].forEach(({ element }, n) => { // a row is moved only if needed, as a moved row loses the focus
       if (this._body.children[n] !== element) this._body.insertBefore(element, this._body.children[n] ?? null);
     });
     this._table.hidden = rows.size === 0;

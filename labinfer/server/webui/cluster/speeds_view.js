@@ -4,7 +4,7 @@ import { byId, make } from "../element.js";
 import { table } from "./table.js";
 import { duration, percent, short } from "./units.js";
 
-const SLOW = 1.5; // slowdown since startup above which a stage is red; a stage that is slow since then is not red
+const SLOW = 1.5; // slowdown since startup above which a stage is red; a stage that was slow at startup is not red
 
 export class SpeedsView {
   /** @param {HTMLElement} section hidden if there is a single stage and no startup measurement */
@@ -30,8 +30,8 @@ export class SpeedsView {
 }
 
 /**
- * Add the expected time of each stage: predicted from the startup measurement, else the mean of the other stages, else null. Only a
- * slowdown against the startup measurement makes a stage slow.
+ * Add the expected time of each stage: predicted from times at startup, else the mean of the other stages, else null. Only a
+ * slowdown since startup makes a stage slow.
  * @param {{step_seconds: number, predicted_seconds: number | null, slowdown: number | null}[]} stages
  */
 export function compare(stages) {

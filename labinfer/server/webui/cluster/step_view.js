@@ -39,7 +39,7 @@ export class StepView {
       timesTable(slices, ranks, words),
       ...(step?.sequences.length ? [sequencesTable(step, words)] : []),
     );
-    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // its button was replaced by a new one
+    if (focused) this._place.querySelector(`[aria-label="${focused}"]`)?.focus(); // the focused button was replaced by a new one
   }
 
   _beside(timeline, number, by) {

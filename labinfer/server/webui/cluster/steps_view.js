@@ -5,7 +5,7 @@ import { kindOf } from "./geometry.js";
 import { scrolledTable } from "./table.js";
 import { duration, grouped } from "./units.js";
 
-const MOST = 40; // maximum rows; older steps are left out
+const MOST = 40; // maximum number of rows; older steps are left out
 
 export class StepsView {
   /** @param {HTMLDetailsElement} place @param {(step: number) => void} select @param {() => void} toggled called when the table is opened or closed */

@@ -3,11 +3,11 @@
 import { union } from "./intervals.js";
 
 const KEPT_US = 60e6;
-const KEPT_SLICES = 50000; // maximum slices of all ranks: some seconds of short steps on eight ranks
-const BETWEEN_US = 20e3; // gaps up to this between two events are no lost slices: not all work is a slice
-const BACK_US = 5e6; // if slices are older than a rank's last ones by more, its clock was set back
+const KEPT_SLICES = 50000; // maximum number of slices of all ranks: some seconds of short steps on eight ranks
+const BETWEEN_US = 20e3; // a gap of at most this length between two events is no loss of slices: not all work is a slice
+const BACK_US = 5e6; // if a rank's new slices are older than its last ones by more, its clock was set back
 const TYPICAL_STEPS = 50; // number of steps whose median is the typical step time
-const LEFT_OUT = new Set(["step"]); // not shown: it encloses other slices
+const LEFT_OUT = new Set(["step"]); // names of slices that are not shown, as they enclose other slices
 
 /**
  * @typedef {{name: string, begin: number, end: number, step: number}} Slice step is -1 outside a step
@@ -20,7 +20,7 @@ export class Timeline {
   }
 
   clear() {
-    this._slices = new Map(); // rank to its slices, by begin time
+    this._slices = new Map(); // rank → slices, by begin time
     this._steps = new Map();
     this._lastStep = -1;
     this._wasCut = false;
@@ -31,7 +31,7 @@ export class Timeline {
   /** @param {object} news event `cluster.steps` */
   add(news) {
     const numbers = news.steps.map(({ step }) => step);
-    const isNewServer = Math.min(...numbers) <= this._lastStep; // a server numbers its steps from 0, and sends each once
+    const isNewServer = Math.min(...numbers) <= this._lastStep; // every server numbers its steps from 0, and sends a step once
     if (isNewServer || news.ranks.some((rank) => this._goesBack(rank))) this.clear();
     this._lastStep = Math.max(this._lastStep, ...numbers);
     for (const step of news.steps) this._steps.set(step.step, step);
@@ -129,7 +129,7 @@ export class Timeline {
     for (const [rank, slices] of this._slices) this._slices.set(rank, slices.filter(({ begin }) => begin >= from));
     this.covered = this.covered.filter(([, end]) => end > from).map(([begin, end]) => [Math.max(begin, from), end]);
     const known = new Set([...this._slices.values()].flatMap((slices) => slices.map(({ step }) => step)));
-    const last = Math.max(...known); // steps after it may still get slices
+    const last = Math.max(...known); // later steps may still get slices
     for (const number of this._steps.keys()) if (!known.has(number) && number < last) this._steps.delete(number);
   }
 }

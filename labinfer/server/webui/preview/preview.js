@@ -12,9 +12,9 @@ export function canPreview(language, text) {
 
 export function previewOf(text, words) {
   const frame = make("iframe", { className: "preview", title: words.preview, src: new URL("frame.html", import.meta.url).href });
-  frame.setAttribute("sandbox", "allow-scripts"); // the policy allows frame.js only
+  frame.setAttribute("sandbox", "allow-scripts"); // scripts are allowed for frame.js, the only script of the policy
   frame.onload = () => {
-    frame.onload = null; // send the markup only once
+    frame.onload = null; // the markup is sent only once
     frame.contentWindow.postMessage(text, "*"); // "*", as an opaque origin has no name
   };
   return frame;
