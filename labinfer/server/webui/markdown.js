@@ -111,7 +111,7 @@ export class GrowingMarkdown {
   /** Render the complete text once more: blocks may depend on later ones, such as links that are defined below. */
   finish(text) {
     const whole = renderMarkdown(text, this._frameCode);
-    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // which <details> blocks the user has opened
+    const unfolded = [...this._container.querySelectorAll("details")].map((one) => one.open); // which <details> are open
     whole.querySelectorAll("details").forEach((one, index) => { one.open = unfolded[index] ?? false; });
     const blocks = [...this._container.children], wanted = [...whole.children];
     if (blocks.length !== wanted.length) this._container.replaceChildren(whole);

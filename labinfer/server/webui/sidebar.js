@@ -76,7 +76,7 @@ export class Sidebar {
     this._search.select();
   }
 
-  /** @param {object[]} records @param {string} current id of the open conversation @param {Set<string>} busy ids of conversations for which an answer is being generated */
+  /** @param {object[]} records @param {string} current id of the open conversation @param {Set<string>} busy ids of conversations that are being answered */
   render(records, current, busy, words) {
     const opened = current !== this._current;
     Object.assign(this, { _records: records, _current: current, _busy: busy, _words: words });

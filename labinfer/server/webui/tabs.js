@@ -21,7 +21,7 @@ export class Tabs {
     this._channel.postMessage({ asks: true });
   }
 
-  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab receives an answer for the conversation */
+  /** Notify other tabs of a changed conversation. @param {boolean} isAnswering whether this tab receives an answer in it */
   tell(id, answering) {
     this._channel.postMessage({ id, answering });
   }

@@ -91,7 +91,7 @@ export class ThreadView {
     if (this._follows) this._scrollTo(this._scroller.scrollHeight);
   }
 
-  /** Scroll to `top`, and note the position before the scroll event arrives. */
+  /** Scroll to `top`, and store the new position before its scroll event arrives. */
   _scrollTo(top) {
     this._scroller.scrollTop = top;
     this._top = this._scroller.scrollTop;

@@ -20,7 +20,7 @@ import { Timeline } from "./timeline.js";
 import { duration, grouped, percent, timeOfDay } from "./units.js";
 import { BottleneckView } from "./bottleneck_view.js";
 
-const PAUSE_MS = 1600; // time without work after which the page says idle; the last steps arrive up to this long after the last stats
+const PAUSE_MS = 1600; // time without work until the page says idle: steps may arrive this long after the last stats
 const MOVE_MS = 5000; // interval of moving the charts while no stats come, and of polling expert loads
 const ASK_MS = 1000; // polling interval of open requests while there is work
 const ENOUGH_STEPS = 5; // minimum number of recorded steps for an automatic choice of the time span
@@ -124,7 +124,7 @@ export class Cluster {
   /** Poll the expert loads, which are not in events. Called while there is work, and once afterwards. */
   async _askForLoads() {
     if (!this._cluster?.experts?.length) return;
-    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // an error is ignored: the feed reports a lost connection
+    const { experts, expert_reads } = await this._api.cluster(this._model).catch(() => this._cluster); // the feed reports a lost connection
     Object.assign(this._cluster, { experts, expert_reads });
     this._experts.render(this._cluster, this._words);
   }

@@ -69,7 +69,7 @@ export class GanttView {
     if (step >= 0 && slices.length) {
       const begin = Math.min(...slices.map((slice) => slice.begin)), end = Math.max(...slices.map((slice) => slice.end));
       const [from, to] = this.inView;
-      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // if the step is longer than the view, show its beginning
+      if (end - begin > this._span) this._heldEnd = this._clamp(begin + 0.95 * this._span); // of a longer step, show the beginning
       else if (begin < from || end > to) this._heldEnd = this._clamp((begin + end) / 2 + this._span / 2);
     }
     this.render();

@@ -76,7 +76,7 @@ export function stepAt(slices, scale, x) {
   let closest = -1, nearest = NEAR_PX;
   for (const { begin, end, step, name } of slices) {
     if (step < 0) continue;
-    const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // at equal distance, work takes precedence over waits
+    const away = Math.max(scale.x(begin) - x, x - scale.x(end), 0) + (name.startsWith("wait") ? 0.5 : 0); // at equal distance, work precedes waits
     if (away < nearest) [closest, nearest] = [step, away];
   }
   return closest;

@@ -21,7 +21,7 @@ export class RequestsView {
     if (this._words !== words) this._begin(words);
     const rows = new Map();
     for (const request of open.data) {
-      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // two callers may have chosen one id
+      const base = `${request.own} ${request.id}`, name = rows.has(base) ? `${base} ${rows.size}` : base; // two callers may choose one id
       const row = this._rows.get(name) ?? this._row(request);
       rows.set(name, row);
       this._update(row, request, promptTokens);
