@@ -306,7 +306,7 @@ def stage_seconds(parts: Parts, stages: Sequence[Stage], number: int) -> float:
 
 def make_criteria(objective: str, request: MeanRequest, limits: EngineLimits, num_stages: int) -> Iterator[Criterion]:
     """Criteria for layouts of at most ``num_stages`` stages. The value of a layout is the least over the criteria that apply to its
-    number of stages , if the layout's KV cache has room for their ``num_seqs``.
+    number of stages, if the layout's KV cache has room for their ``num_seqs``.
 
     Args:
         objective: ``throughput`` or ``latency``.

@@ -1,4 +1,4 @@
-"""Units: groups of ``tp_size`` ranks of one machinethat can run one pipeline stage together; and ways to divide a cluster into
+"""Units: groups of ``tp_size`` ranks of one machine that can run one pipeline stage together; and ways to divide a cluster into
 units."""
 
 from __future__ import annotations

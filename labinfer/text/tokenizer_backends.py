@@ -36,7 +36,7 @@ class TokenizerBackend(Protocol):
         """
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 bytes of a token that is not the first of a text; which may be only a part of a character. None if the library
+        """UTF-8 bytes of a token that is not the first of a text, which may be only a part of a character. None if the library
         gives only texts."""
 
     def name(self, token_id: int) -> str | None:

@@ -78,7 +78,7 @@ class WeightHeader(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str
     """Digest of the checkpoint's files."""
     slice: str
-    """Text for users: the part of the checkpointthat the file has, and the dtype and quantization of its weights."""
+    """Text for users: the part of the checkpoint that the file has, and the dtype and quantization of its weights."""
     slices: str
     """Digest that identifies the parts of the checkpoint that the modules hold."""
     settings: str

@@ -222,7 +222,7 @@ class MessageBody(PromptBody, kw_only=True, forbid_unknown_fields=True):
     """Values for logits processors of plugins, by name of the processor, as in ``SamplingParams``. Not in Anthropic's API."""
     stream: bool | None = None
     thread: Any = None
-    """Stored conversation to continue. Any value is refused with the error code ``THREADS_REFUSED``; which tells clients to send
+    """Stored conversation to continue. Any value is refused with the error code ``THREADS_REFUSED``, which tells clients to send
     the whole conversation."""
 
     diagnostics: Any = None

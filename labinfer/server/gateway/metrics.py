@@ -40,7 +40,7 @@ HTTP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 class Metrics:
     """All metrics of a gateway, in its own registry.
 
-    Label values are fixed at the start, except HTTP routes and statuses: so that requests cannot create new time series.
+    Label values are fixed at the start, except HTTP routes and statuses, so that requests cannot create new time series.
 
     Args:
         model_names: names of the served models.
