@@ -15,8 +15,8 @@ POLL_SECONDS = 0.5
 
 class CallLock:
     """A lock for calls and generators. A generator holds the lock until the generator ends, also between two items. If the caller
-    abandons an unfinished generator, the next call of the caller's thread closes it and takes the lock. After that thread has
-    ended, a call of any thread does.
+    abandons an unfinished generator, the next call of the caller's thread closes the generator and takes the lock. Once that thread
+    has ended, the next call of any thread does so.
 
     Args:
         name: name of the locked object, for error messages.

@@ -301,7 +301,8 @@ def _check_model(model: str, hub: str, environment: LaunchEnvironment) -> None:
 
 
 def _open(name: str, environment: LaunchEnvironment, options: EngineOptions, own: dict[str, Any]) -> dict[str, Any]:
-    """Open the files and sockets of a command before torch is imported. Returns them as arguments of the command's ``run``.
+    """Open the files and sockets of a command before torch is imported. Returns the open files and sockets as arguments of the
+    command's ``run``.
 
     Raises:
         UserError: a file cannot be read or written, the server's address is taken, or the folder of the server's files cannot be

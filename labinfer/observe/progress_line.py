@@ -23,7 +23,7 @@ DEFAULT_COLUMNS = 80
 
 
 class ProgressLine:
-    """A progress text on a stream. On a terminal it must fit into one row, as ``\\r`` only returns to the beginning of
+    """A progress text on a stream. On a terminal the text must fit into one row, as ``\\r`` only returns to the beginning of
     the last row.
 
     Args:

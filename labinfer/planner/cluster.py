@@ -47,7 +47,7 @@ OWN_LINK = NetworkLink(0.0, float("inf"))
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine, or ``count`` equal ones."""
+    """One machine, or ``count`` equal machines."""
 
     name: str
     costs: list[HostCosts]

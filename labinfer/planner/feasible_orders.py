@@ -63,8 +63,8 @@ class FeasibleOrders:
                     yield (*self._trace(_without(state, number), begin), number)
 
     def _last_steps(self, state: State) -> Iterator[tuple[int, int, list[int]]]:
-        """Yield (class, first layer, ends) for each unit of ``state`` that may be the last of its stages. For each first layer,
-        ``ends`` has the exclusive end of the largest stage that fits on the unit."""
+        """Yield (class, first layer, ends) for each unit of ``state`` that may run the last of the set's stages. For each first
+        layer, ``ends`` has the exclusive end of the largest stage that fits on the unit."""
         is_first = sum(state) == 1
         for number, count in enumerate(state):
             if count and (not is_first or number in self._firsts):

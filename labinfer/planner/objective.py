@@ -48,8 +48,8 @@ class EngineLimits:
     kept: int | None = None
     """Number of tokens at the start of a sequence that a context shift keeps; None without context shift."""
     max_context: int = 0
-    """Maximum context length of the model, to which a launch without ``--max-model-len`` goes; 0 with that option. The workload may
-    need less (``max_model_len``), but the KV cache must have room for one sequence of this length."""
+    """Maximum context length of the model, to which a launch without ``--max-model-len`` goes; 0 if that option is given. The
+    workload may need less (``max_model_len``), but the KV cache must have room for one sequence of this length."""
     num_kv_blocks: int = 0
     """KV blocks that the user asks for; 0 for as many as fit."""
 

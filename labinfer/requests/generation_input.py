@@ -56,7 +56,7 @@ class GenerationInput:
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of this input, which must have exactly one."""
+        """The prompt of this input, which must have exactly one prompt."""
         (prompt,) = self.prompts
         return prompt
 

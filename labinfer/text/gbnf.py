@@ -105,8 +105,8 @@ def _tokens(text: str) -> Iterator[tuple[re.Match, int]]:
 
 
 def _rule_end(is_empty: bool, depth: int, text: str, position: int) -> str:
-    """End of a rule in Lark's notation: an empty string literal if its last alternative ``is_empty``. Refuses a rule with unclosed
-    parentheses."""
+    """End of a rule in Lark's notation: an empty string literal if the rule's last alternative is empty (``is_empty``). Refuses a
+    rule with unclosed parentheses."""
     if depth:
         raise _error("unclosed parenthesis", text, position)
     return '""' if is_empty else ""

@@ -97,7 +97,7 @@ class ReplyFormat:
         )
 
     def mentions(self, token: str) -> bool:
-        """Whether ``token`` is part of a delimiter of this format. If so, the text of replies must include it."""
+        """Whether ``token`` is part of a delimiter of this format. If so, the text of replies must include ``token``."""
         return token.replace("\\", "") in self._spelled()
 
     def _spelled(self) -> str:

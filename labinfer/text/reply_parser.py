@@ -116,7 +116,7 @@ class ReplyParser:
         return events
 
     def _step(self, at_end: bool) -> bool:
-        """Parse some text of the window. Returns False if more text is needed."""
+        """Parse a part of the text in the window. Returns False if more text is needed."""
         return not self._is_over and (self._read_text(at_end) if self._call is None else self._read_call(at_end))
 
     def _forget_text(self) -> None:
@@ -286,7 +286,7 @@ class ReplyParser:
         return True
 
     def _add_calls(self, calls: list[ToolCall], end: int) -> None:
-        """Emit the calls of the current field, and continue after it."""
+        """Emit the calls of the current field, and continue after the field."""
         begin, self._call = self._call.match.begin, None
         self._leave(begin, self._template.leftover)
         self._move(end)

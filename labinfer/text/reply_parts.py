@@ -62,7 +62,7 @@ class ReplyText:
 
     kind: type[Reasoning] | type[Content]
     is_first: bool
-    """Whether no delimiter precedes this text in the reply; if so, its leading white space is kept."""
+    """Whether no delimiter precedes this text in the reply; if so, leading white space of the text is kept."""
     is_used: bool = False
     """Whether a delimiter has opened a field of this kind."""
     blank: str = ""

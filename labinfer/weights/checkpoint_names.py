@@ -19,7 +19,7 @@ class CheckpointNames:
     "self_attn.query_layernorm", "model": "model.language_model"}``."""
     fused: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     """Projections whose rows the checkpoint stores one after another in one matrix → name of the matrix, such as ``{("gate_proj",
-    "up_proj"): "gate_up_proj"}``. Names as before ``renamed``."""
+    "up_proj"): "gate_up_proj"}``. ``renamed`` is applied later."""
     ignored: tuple[str, ...] = ()
     """Name prefixes of tensors that are not loaded, such as ``model.visual.``."""
     roots: tuple[str, ...] = ()

@@ -89,7 +89,7 @@ class Codes:
         return self._change(lambda tensor: tensor[begin:end])
 
     def clone(self) -> Codes:
-        """Copy with its own memory."""
+        """Copy of the codes, in memory of its own."""
         return self._change(torch.clone)
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Codes:

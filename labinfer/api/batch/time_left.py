@@ -9,8 +9,8 @@ from labinfer.engine.llm_engine import EngineLoad, RunningAnswer
 class TimeLeft:
     """Estimates the time until a job ends, from its finished and running answers.
 
-    A job does not end before its longest answer. Its remaining tokens take as long as this one answer needs for them, whatever the
-    throughput of the job was before.
+    A job does not end before its longest answer. The remaining tokens of the longest answer come at the speed of this one answer,
+    whatever the throughput of the job was before.
 
     Args:
         clock: monotonic time in seconds.

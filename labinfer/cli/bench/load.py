@@ -30,7 +30,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class LoadTimes:
-    """Times of all requests of a measurement, in seconds, and sums over them."""
+    """Times of all requests of a measurement, in seconds, and sums over all requests."""
 
     requests: list[RequestTimes]
     between_tokens: list[float]

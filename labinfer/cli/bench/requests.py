@@ -108,7 +108,7 @@ class RequestMaker:
 
 
 def until_idle(llm: BenchModel) -> Iterator[None]:
-    """Yield None as long as the engine has work. If it is the ``requests`` of ``LLM.run``, open requests are completed and none is
-    added."""
+    """Yield None as long as the engine has work. As the argument ``requests`` of ``LLM.run``, it lets open requests finish and adds
+    none."""
     while llm.engine.has_work:
         yield None

@@ -50,7 +50,7 @@ class Session:
     starting: Ticker | None = None
     """Progress line on rank 0 until all ranks have connected; None on other ranks."""
     refusal: UserError | None = None
-    """Error that rank 0 found and printed before all ranks had connected. It ends all ranks when they have."""
+    """Error that rank 0 found and printed before all ranks had connected. Once they have, the error ends all ranks."""
     group: RankGroup | None = None
     """The group of ranks. With ``--plugin`` it is joined before the command runs, otherwise in ``join``."""
     plan_text: str = ""

@@ -44,7 +44,8 @@ class LaunchersTerminal:
 
     @classmethod
     def find(cls) -> LaunchersTerminal | None:
-        """The terminal of this rank's launcher. None if the launcher has no terminal, or if it runs on another machine."""
+        """The terminal of this rank's launcher. None if the launcher has no terminal, or if the launcher runs on another
+        machine."""
         if shutil.which("stty") is None:
             return None
         fds: list[int] = []

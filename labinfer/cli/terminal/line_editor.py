@@ -127,7 +127,7 @@ class LineEditor:
             return events.get()
 
     def _stop(self) -> None:
-        """Suspend the program, as Ctrl-Z does. Returns once it is continued.
+        """Suspend the program, as Ctrl-Z does. Returns once the program is continued.
 
         The main thread sends the signal, which stops it before the call returns. Another thread would run on for a while, change
         the terminal's mode again, and then lose the terminal to the shell.

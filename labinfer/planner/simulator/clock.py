@@ -18,5 +18,5 @@ class VirtualClock:
         self._now += seconds
 
     def advance_to(self, when: float) -> None:
-        """Advance the clock to ``when``; does nothing if the clock is past it."""
+        """Advance the clock to ``when``; does nothing if the clock is past ``when``."""
         self._now = max(self._now, when)

@@ -19,7 +19,7 @@ class StageTimes(NamedTuple):
     sample: float = 0.0
     """Seconds of LM head and sampling, on the last stage."""
     send: float = 0.0
-    """Seconds in which the stage sends the micro-batch's output; the step ends with them."""
+    """Seconds at the end of the step, in which the stage sends the micro-batch's output."""
     lead: float = 0.0
     """Seconds from the later of two times to the start of the step: the end of the stage's previous step, and the arrival of the
     plan."""
@@ -31,7 +31,7 @@ class Hop(NamedTuple):
     transfer: float
     """Seconds for which the message occupies the link."""
     latency: float
-    """Seconds from the end of the transfer to its arrival."""
+    """Seconds from the end of the transfer to the arrival of the message."""
 
 
 class Forward(NamedTuple):

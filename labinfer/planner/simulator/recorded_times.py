@@ -22,8 +22,8 @@ MOST_BETWEEN = 2_000_000
 gap the engine waited for requests."""
 
 LATEST = 3
-"""A receive shows when its message arrived only if it was waiting by then. It counts if it began to wait less than this multiple of
-the usual transfer time after the send."""
+"""A receive shows when its message arrived only if the receive began before. It is used if it began to wait less than this multiple
+of the usual transfer time after the message was sent."""
 
 
 @dataclass(kw_only=True)

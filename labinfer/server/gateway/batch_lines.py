@@ -36,8 +36,7 @@ class AnswerStatus(msgspec.Struct):
 
 
 class AnswerLine(msgspec.Struct):
-    """Partial schema of a line with an answer. It suffices to tell whether the line belongs in the output or the error
-    file."""
+    """Status of a line with an answer, which says whether the line belongs in the output file or in the error file."""
 
     response: AnswerStatus
 

@@ -80,7 +80,7 @@ class StageLoad(ApiObject):
 
 class StageSpeed(ApiObject):
     """Speed of a stage over the last minute with work: mean step time of its slowest rank in seconds (measured); step time that the
-    stage would have if its speed relative to the other stages were as at the start (expected); and the ratio of measured to
+    stage would have if its speed relative to the other stages were as after startup (expected); and the ratio of measured to
     expected. Expected and ratio are null until ``drift`` is known."""
 
     stage: Count

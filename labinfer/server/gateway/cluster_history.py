@@ -41,8 +41,8 @@ PAUSE_SECONDS = 4.0
 REPORT_SECONDS = 10.0
 """Seconds of statistics from which bottleneck reports and rates of traffic between ranks are computed."""
 SPEED_SECONDS, MARK_SECONDS = 60.0, 5.0
-"""Seconds of statistics from which stage speeds and cache hit rates are computed, and interval in seconds of the stats that are
-kept for this."""
+"""Seconds of statistics from which stage speeds and cache hit rates are computed, and seconds between two of the stats that are
+kept for these values."""
 KEPT_BYTES = 4 << 20
 """Maximum bytes of trace slices that are kept per model: about half a minute of short steps on two ranks."""
 IDLE_SECONDS = 10.0

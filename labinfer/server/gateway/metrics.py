@@ -121,7 +121,7 @@ class Metrics:
             self.recent.queue_time[model].add(queue_seconds)
 
     def inter_token(self, model: str, seconds: float) -> None:
-        """Record an inter-token latency of ``seconds``. It is called for every token."""
+        """Record an inter-token latency of ``seconds``. The gateway calls it for every token."""
         self._inter_token[model].observe(seconds)
 
     def finished(

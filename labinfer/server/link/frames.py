@@ -19,7 +19,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     state: str = ""
     """Current step of rank 0, and its wait for other ranks, as text; empty in heartbeats of the gateway."""
     wait: Wait | None = None
-    """Wait of rank 0 for other ranks; None while it works."""
+    """Wait of rank 0 for other ranks; None while rank 0 works."""
 
 
 def host_heartbeat(progress: Progress) -> Heartbeat:

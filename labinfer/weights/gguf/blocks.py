@@ -36,7 +36,7 @@ class Numbers:
 
     @property
     def values_NS(self) -> torch.Tensor:
-        """Weights, float32."""
+        """Weights of the blocks, float32."""
         count, groups = self.scales_NG.shape
         values = self.whole_NS.float().view(count, groups, -1) * self.scales_NG.unsqueeze(2)
         if self.minima_NG is not None:

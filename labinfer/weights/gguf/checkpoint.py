@@ -257,8 +257,8 @@ def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
 
 
 def _stored(order: Order | None, numbers: Range) -> torch.Tensor:
-    """Rows (or columns) of a GGUF tensor at which it has rows ``numbers`` (a range) of the Hugging Face tensor; ``order`` is the
-    permutation of the rows, None for none."""
+    """Rows (or columns) of a GGUF tensor that hold rows ``numbers`` (a range) of the Hugging Face tensor. ``order`` is the
+    permutation of the rows; None if there is none."""
     return torch.arange(*numbers) if order is None else order.stored(*numbers)
 
 

@@ -20,7 +20,7 @@ from labinfer.weights.gguf.header import SCALARS, STRING, Array, GgufTensor, Hea
 T = TypeVar("T")
 SUFFIX = ".gguf"
 BYTES = (0, 1)
-"""Metadata types of one byte: uint8 and int8."""
+"""Numbers of the metadata types that take one byte: uint8 and int8."""
 MAX_ARRAY = 1 << 28
 """Maximum size of an array that is read, in bytes."""
 MAX_NUMBERS = 1 << 24
