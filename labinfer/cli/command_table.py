@@ -35,7 +35,7 @@ from labinfer.planner.simulator.options import SimulateOptions
 from labinfer.server.gateway.options import ServerOptions
 from labinfer.server.supervisor.options import SuperviseOptions
 
-REPEATED = ("prompt", "stop", "api_key", "link", "step_sink")
+REPEATABLE = ("prompt", "stop", "api_key", "link", "step_sink")
 """Options whose flag may be given several times."""
 SIMULATED = {
     *("dtype", "quantization", "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "layers", "ranks"),
@@ -65,7 +65,7 @@ class CommandFlags:
     description: str
     summary: str = ""
     options: tuple[type, ...] = ()
-    repeated: tuple[str, ...] = REPEATED
+    repeated: tuple[str, ...] = REPEATABLE
     defaults: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     positional: str = ""
@@ -80,7 +80,7 @@ COMMANDS = {
         description="Serve models over the OpenAI and Anthropic APIs. Every rank is started with the same command.",
         summary="serve the OpenAI and Anthropic APIs over HTTP",
         options=(ServerOptions, *SECTIONS),
-        repeated=(*REPEATED, "model"),
+        repeated=(*REPEATABLE, "model"),
         left_out=("trace",),  # a server has no end of the run, when the trace would be written
     ),
     "chat": CommandFlags(

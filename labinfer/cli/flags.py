@@ -20,7 +20,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.option_fields import flag_name, is_switch, join
 from labinfer.base.other_engines import NEAR, SAME_OPTIONS, suggest
 from labinfer.base.sampling_options import SamplingOptions, sampling_sections
-from labinfer.cli.command_table import COMMANDS, REPEATED, commands
+from labinfer.cli.command_table import COMMANDS, REPEATABLE, commands
 from labinfer.cli.short_help import HELP_ALL, HelpAction, format_short_help
 
 HANDLED_FIRST = ("help", "bench")
@@ -243,7 +243,7 @@ def _check_hyphens(word: str) -> None:
 def add_options(
     parser: argparse.ArgumentParser,
     section: type,
-    repeated: tuple[str, ...] = REPEATED,
+    repeated: tuple[str, ...] = REPEATABLE,
     defaults: Mapping[str, Any] = MappingProxyType({}),
     left_out: tuple[str, ...] = (),
     *,

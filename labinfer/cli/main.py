@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 EXIT_SECONDS = 10
 """Seconds after which SIGALRM kills a process that hangs in exit handlers of its libraries."""
-SPEAK_SECONDS = 0.3
+EXIT_DELAY_SECONDS = 0.3
 """Seconds by which ranks other than 0 delay their exit after an error: rank 0 prints the error before the launcher kills all
 ranks."""
 
@@ -139,7 +139,7 @@ def _run(environment: LaunchEnvironment, signals: SignalGuard, program: str, arg
         if rank == 0:  # every rank has found this error in the flags or files
             _refuse(error)
         else:  # rank 0 prints the error; the launcher kills it when this rank exits
-            time.sleep(SPEAK_SECONDS)
+            time.sleep(EXIT_DELAY_SECONDS)
         return ExitStatus.USAGE
     except Exception as error:
         if group is None:

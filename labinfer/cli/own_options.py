@@ -15,7 +15,7 @@ from labinfer.base.option_fields import check_bounds, convert, convert_section
 from labinfer.base.registry import REGISTRY
 from labinfer.base.sampling_options import as_flags, sampling_sections
 from labinfer.base.sampling_params import SamplingParams
-from labinfer.cli.command_table import REPEATED, commands
+from labinfer.cli.command_table import REPEATABLE, commands
 from labinfer.cli.terminal.options import ChatOptions
 from labinfer.observe.output_file import STANDARD
 
@@ -73,7 +73,10 @@ def take_models(args: argparse.Namespace) -> dict[str, str]:
 def check_job(args: argparse.Namespace) -> tuple[JobOptions, SamplingParams]:
     """Check the options of a job. Returns the options, and the default sampling parameters of the job's requests."""
     job = JobOptions(
-        **{name: tuple(value) if name in REPEATED else value for name, value in given_options(args, JobOptions).items()}
+        **{
+            name: tuple(value) if name in REPEATABLE else value
+            for name, value in given_options(args, JobOptions).items()
+        }
     )
     if bool(job.prompt) == bool(job.input):
         hint = "not both" if job.prompt else "--help lists all options"
@@ -94,7 +97,11 @@ def sampling_options(args: argparse.Namespace) -> tuple[dict[str, Any], Sampling
     sections = sampling_sections()
     hints = {name: hint for section in sections for name, hint in typing.get_type_hints(section).items()}
     given = {
-        name: tuple(value) if name in REPEATED else value if hints[name] is bool else convert(name, value, hints[name])
+        name: tuple(value)
+        if name in REPEATABLE
+        else value
+        if hints[name] is bool
+        else convert(name, value, hints[name])
         for name, value in given_options(args, *sections).items()
     }
     try:

@@ -172,7 +172,9 @@ def _read_slice(path: str, event: _Event) -> Slice:
         UserError: the event's numbers are invalid.
     """
     values = [event.args.get(name, default) for name, default in (("step", -1), ("tokens", 0), ("decodes", 0))]
-    if not all(type(value) is int for value in values) or not (abs(event.ts) < LATEST and 0 <= event.dur < LATEST):
+    if not all(type(value) is int for value in values) or not (
+        abs(event.ts) < MAX_TIMESTAMP and 0 <= event.dur < MAX_TIMESTAMP
+    ):
         raise UserError(
             f"{path} is not a trace written by --trace: the slice {event.name!r} at {event.ts:g} has {event.args} "
             f"and lasts {event.dur:g}; give whole numbers, and times in microseconds"
@@ -188,7 +190,7 @@ def _read_slice(path: str, event: _Event) -> Slice:
     )
 
 
-LATEST = 1e15
+MAX_TIMESTAMP = 1e15
 """Maximum timestamp of an event in a trace file, in microseconds: some decades."""
 TRACK_NAME = re.compile(r"rank \d+ \(stage (\d+), tp (\d+)\)")
 """Pattern of the names that ``write_trace`` gives to the tracks of ranks."""

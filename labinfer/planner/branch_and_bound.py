@@ -22,7 +22,7 @@ from labinfer.planner.routes import Routes, State, StateGraph
 from labinfer.planner.segments import cut_layers
 from labinfer.planner.units import UnitClass
 
-NEAR = 1.1
+NEAR_FACTOR = 1.1
 """For models with several kinds of layers: the search first values each order of units as if all layers had their mean cost. Orders
 within this factor of the best value are valued again with the real costs of their layers."""
 MAX_ORDERS = 24
@@ -147,7 +147,7 @@ class BranchAndBound:
 
     @property
     def _slack(self) -> float:
-        return 1.0 if self.is_alike else NEAR
+        return 1.0 if self.is_alike else NEAR_FACTOR
 
     def _is_allowed(self, state: State) -> bool:
         """Whether the set of units ``state`` has enough units for the required machines and the first machine."""

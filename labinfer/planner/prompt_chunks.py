@@ -7,9 +7,9 @@ from typing import Protocol
 
 from labinfer.engine.policies import MIN_PREFILL_TOKENS, SchedulerState, resolve_batch_policy
 
-QUEUE = 1 << 30
+QUEUED_TOKENS = 1 << 30
 """Number of queued prompt tokens to assume if requests are always waiting."""
-LEAST = 1e-6
+ROUNDING_TOKENS = 1e-6
 """Number of tokens below which the rest of a prompt is a rounding error."""
 
 
@@ -37,10 +37,10 @@ def prompt_chunks(
         return [prompt / count] * count
     chunks: list[float] = []
     left = prompt
-    while left > LEAST:
+    while left > ROUNDING_TOKENS:
         state = SchedulerState(
             num_decoding=math.ceil(num_decodes * num_batches),
-            prefill_tokens=math.ceil(left) + (QUEUE if others_wait and not chunks else 0),
+            prefill_tokens=math.ceil(left) + (QUEUED_TOKENS if others_wait and not chunks else 0),
             free_fraction=1.0,
             num_micro_batches=num_batches,
             max_tokens=limits.max_num_batched_tokens,

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 MAX_CACHED_TEXTS = 1 << 16
 """Maximum number of tokens whose `TokenText` is cached: log-probabilities mostly need a few thousand frequent tokens."""
 
-FIRST_PART = 8
+PREFIX_CHARACTERS = 8
 """A long text is tokenized in prefixes: first a prefix with this many characters per allowed token, then prefixes of twice the
 length each, until there are too many tokens or the prefix is the whole text."""
-MARGIN = 2
+MAX_EXCESS = 2
 """A text is refused if a prefix of it has more than this multiple of the allowed tokens. In common tokenizers, cutting a text
 changes only tokens next to the cut."""
 
@@ -153,7 +153,7 @@ class Tokenizer:
         Raises:
             PromptTooLong: the text has more characters than ``max_tokens`` tokens can have.
         """
-        if FIRST_PART * max_tokens < len(text) > self.longest_token * max_tokens:
+        if PREFIX_CHARACTERS * max_tokens < len(text) > self.longest_token * max_tokens:
             problem = f"{len(text)} characters, and the model's tokens have at most {self.longest_token} each"
             raise PromptTooLong.for_context(max_tokens, f"your prompt has {problem}")
 
@@ -166,10 +166,10 @@ class Tokenizer:
             UserError: see ``encode``.
         """
         self.check_length(text, max_tokens)
-        size = FIRST_PART * max_tokens
+        size = PREFIX_CHARACTERS * max_tokens
         while size < len(text):
             count = len(self.encode(text[:size], add_special_tokens))
-            if count > MARGIN * max_tokens:
+            if count > MAX_EXCESS * max_tokens:
                 raise PromptTooLong.for_context(
                     max_tokens, f"the first {size} characters of your prompt are {count} tokens already"
                 )

@@ -16,12 +16,12 @@ ROW, GAP = 0.42, 0.12
 """Height of a rank's row, and gap between two stages, in inches."""
 BAR = 0.8
 """Height of a bar, as a fraction of ``ROW``."""
-LOOKS = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
+BAR_STYLES = {"prefill": ("#E69F00", "////"), "decode": ("#56B4E9", ""), "mixed": ("#F0E442", "xxxx")}
 """Colour and hatch of each kind of micro-batch. Colours are from Okabe and Ito's palette for the colour-blind
 (https://jfly.uni-koeln.de/color/)."""
 OUTLINE = 0.4
 """Line width of a bar's outline, in points."""
-THINNEST = 0.004
+MIN_OUTLINED = 0.004
 """Minimum duration of a micro-batch whose bar gets an outline, as a fraction of the chart's duration: about 1.6 points."""
 WAIT_COLOUR, WAIT_WIDTH = "0.7", 1.0
 FONT_SIZE = 8
@@ -58,7 +58,7 @@ def draw_gantt(path: str, gantt: Gantt, title: str) -> None:
         axes.set_yticks(places, [row_label(row) for row in gantt.rows])
         axes.tick_params(axis="y", length=0)
         for place, row in zip(places, gantt.rows, strict=True):
-            _draw_row(axes, place, row, THINNEST * gantt.duration)
+            _draw_row(axes, place, row, MIN_OUTLINED * gantt.duration)
             share = f"busy {100 * row.busy:.1f} %\nbubble {100 * (1 - row.busy):.1f} %"
             axes.text(1.01, place, share, transform=axes.get_yaxis_transform(), va="center")
         first, last = gantt.steps[0], gantt.steps[-1]
@@ -98,7 +98,7 @@ def _draw_row(axes: Axes, place: float, row: Row, thinnest: float) -> None:
     height = BAR * ROW
     begins, ends = ([wait[at] / NANOSECONDS for wait in row.waits] for at in (0, 1))
     axes.hlines([place] * len(begins), begins, ends, color=WAIT_COLOUR, linewidth=WAIT_WIDTH, zorder=0.5)
-    for kind, (colour, hatch) in LOOKS.items():
+    for kind, (colour, hatch) in BAR_STYLES.items():
         bars = [bar for bar in row.bars if bar.kind == kind]
         spans = [(bar.begin / NANOSECONDS, (bar.end - bar.begin) / NANOSECONDS) for bar in bars]
         outlines = [OUTLINE if bar.end - bar.begin >= thinnest else 0 for bar in bars]
@@ -112,7 +112,7 @@ def _legend(gantt: Gantt) -> list:
 
     handles: list = []
     for kind, (fewest, most) in gantt.num_tokens.items():
-        colour, hatch = LOOKS[kind]
+        colour, hatch = BAR_STYLES[kind]
         count = f"{fewest}" if fewest == most else f"{fewest}–{most}"
         label = f"{kind} ({count} token{'s' * (most > 1)})"
         handles.append(Patch(facecolor=colour, hatch=hatch, edgecolor="black", linewidth=OUTLINE, label=label))
@@ -138,7 +138,7 @@ def _write_numbers(axes: Axes, places: list[float], gantt: Gantt) -> None:
     upright = [bar for bar in bars if bar[3] >= FONT_SIZE * DIGIT_HEIGHT]
     is_upright = len(upright) >= 1.5 * len(level)
     for place, bar, number, _ in upright if is_upright else level:
-        colour, hatch = LOOKS[bar.kind]
+        colour, hatch = BAR_STYLES[bar.kind]
         axes.text(
             (bar.begin + bar.end) / 2 / NANOSECONDS,
             place,

@@ -17,11 +17,11 @@ from labinfer.planner.simulator.plan_times import Hop, PlanTimes, StageTimes
 
 SECOND = 1e9
 """Nanoseconds per second."""
-MOST_BETWEEN = 2_000_000
+MAX_WORK_GAP = 2_000_000
 """Longest gap, in nanoseconds, between two slices of the engine's track, with no plan in flight, that counts as work. In a longer
 gap the engine waited for requests."""
 
-LATEST = 3
+MAX_DELAY_FACTOR = 3
 """A receive shows when its message arrived only if the receive began before. It is used if it began to wait less than this multiple
 of the usual transfer time after the message was sent."""
 
@@ -134,8 +134,8 @@ class RecordedTimes:
 
 
 def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
-    """Transfer time of each message, in nanoseconds. A message whose receiver began to wait too late (see ``LATEST``) gets at most
-    the median transfer time.
+    """Transfer time of each message, in nanoseconds. A message whose receiver began to wait too late (see
+    ``MAX_DELAY_FACTOR``) gets at most the median transfer time.
 
     Args:
         waits: by step id, begin and end of the receiver's wait, and time of the send.
@@ -144,7 +144,8 @@ def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
     late = [ways[i] for i, (begin, _, sent) in waits.items() if sent >= begin]
     usual = round(statistics.median(late)) if late else min(ways.values(), default=0)
     return {
-        i: ways[i] if begin < sent + LATEST * usual else min(usual, ways[i]) for i, (begin, _, sent) in waits.items()
+        i: ways[i] if begin < sent + MAX_DELAY_FACTOR * usual else min(usual, ways[i])
+        for i, (begin, _, sent) in waits.items()
     }
 
 
@@ -192,7 +193,7 @@ def _read_rank0(track: Track) -> tuple[dict[int, int], dict[int, int], dict[int,
     for slice in sorted(events, key=lambda slice: (slice.begin, slice.name != "engine", slice.end)):
         if slice.name == "engine":
             in_flight = len(broadcasts) - len(waits)
-            if engine is not None and not in_flight and slice.begin - engine.end > MOST_BETWEEN:
+            if engine is not None and not in_flight and slice.begin - engine.end > MAX_WORK_GAP:
                 idle += slice.begin - engine.end - usual
             engine = slice
         elif slice.name == "step":

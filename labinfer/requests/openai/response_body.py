@@ -162,7 +162,7 @@ class CountBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 MaxTokens = JSON_TYPES["max_tokens"]
-NOT_OFFERED = (
+EXCLUDED_SAMPLING = (
     "n",
     "best_of",
     "num_beams",
@@ -177,7 +177,7 @@ NOT_OFFERED = (
 """Fields of ``SamplingParams`` that ``ResponseBody`` does not have: OpenAI's API lacks them or has other names for them."""
 
 
-class ResponseBody(sampled(CountBody, *NOT_OFFERED), kw_only=True, forbid_unknown_fields=True):
+class ResponseBody(sampled(CountBody, *EXCLUDED_SAMPLING), kw_only=True, forbid_unknown_fields=True):
     """Body of ``POST /v1/responses``. Fields after ``background`` are accepted and ignored."""
 
     max_output_tokens: MaxTokens = None

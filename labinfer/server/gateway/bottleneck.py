@@ -13,9 +13,9 @@ from labinfer.server.link.stats import EngineStats, RankStats
 
 MIN_SECONDS, MIN_STEPS = 2.0, 5
 """Minimum seconds with work, and minimum number of steps, that every rank must have for a bottleneck report."""
-BUSY = 0.8
+MIN_BUSY = 0.8
 """Minimum busy fraction with which a stage is the bottleneck, whatever the other stages do."""
-UNEVEN = 1.1
+MIN_IMBALANCE = 1.1
 """Minimum ratio of the busiest stage's busy fraction to the mean of the other stages at which a layout counts as unbalanced."""
 MIN_SHORTAGE = 0.5
 """Minimum shortage of running sequences, on average, at which too few requests are the bottleneck. The shortage is the number of
@@ -110,10 +110,10 @@ def _bound(
     others_ran: bool,
 ) -> Literal["stage", "stages", "requests", "communication", "models", "outside"]:
     mean, waits = fmean(stage.busy for stage in stages), 1.0 - busiest.busy
-    if len(stages) > 1 and mean < BUSY and running is not None and len(stages) - running >= MIN_SHORTAGE:
+    if len(stages) > 1 and mean < MIN_BUSY and running is not None and len(stages) - running >= MIN_SHORTAGE:
         return "requests"
-    if waits <= max(1.0 - BUSY, busiest.busy - mean):
-        return "stage" if lead >= UNEVEN else "stages"
+    if waits <= max(1.0 - MIN_BUSY, busiest.busy - mean):
+        return "stage" if lead >= MIN_IMBALANCE else "stages"
     if others_ran:
         return "models"
     if latency is not None and busiest.busy > 0 and latency >= 0.5 * waits * busiest.step_seconds / busiest.busy:

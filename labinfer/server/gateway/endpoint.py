@@ -16,13 +16,13 @@ from labinfer.server.gateway.host_check import CHANGES_NOTHING
 from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.gateway.options import ServerOptions
 
-ANYWHERE = (400, 403, 405, 421, 431, 500)
+COMMON_ERRORS = (400, 403, 405, 421, 431, 500)
 """Error statuses of every endpoint. An endpoint whose HTTP method changes nothing (GET, HEAD, …) does not have 403."""
-READING = (*ANYWHERE, 404, 413, 415, 429, 503)
+BODY_ERRORS = (*COMMON_ERRORS, 404, 413, 415, 429, 503)
 """Error statuses of endpoints that read a request body."""
-GENERATING = (*READING, 408, 499)
-STORED = (*ANYWHERE, 404)
-LOOKING = (*ANYWHERE, 404, 503)
+GENERATION_ERRORS = (*BODY_ERRORS, 408, 499)
+STORED_ERRORS = (*COMMON_ERRORS, 404)
+MODEL_ERRORS = (*COMMON_ERRORS, 404, 503)
 """Error statuses of endpoints that need a loaded model but read no body."""
 STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 
@@ -56,7 +56,7 @@ class Endpoint:
     content_type: str = JSON
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
     """Name and JSON schema of each query parameter."""
-    errors: tuple[int, ...] = ANYWHERE
+    errors: tuple[int, ...] = COMMON_ERRORS
     error_form: ErrorForm = OPENAI_ERRORS
     is_anthropics_too: bool = False
     """Whether Anthropic's API also has this path. If so, Anthropic's clients get Anthropic's format, and ``answer`` is a union of

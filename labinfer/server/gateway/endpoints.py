@@ -45,10 +45,10 @@ def _document(model_names: tuple[str, ...], vocab_size: int, options: ServerOpti
     return msgspec.json.encode(describe_api(endpoints, model_names, vocab_size))
 
 
-ASKING = (chat, completions, embeddings, pooling, tokenization, responses, messages, files, batches)
+MODEL_API = (chat, completions, embeddings, pooling, tokenization, responses, messages, files, batches)
 """Modules of the endpoints of OpenAI's, vLLM's and Anthropic's APIs: their endpoints run a model, or store inputs and results of
 one."""
-API = module_endpoints(*ASKING, requests, models, cluster, layout, health) + openapi.endpoints
+API = module_endpoints(*MODEL_API, requests, models, cluster, layout, health) + openapi.endpoints
 """Endpoints for programs, described in /openapi.json."""
 PAGES = module_endpoints(pages)
 """Endpoints that serve web pages to browsers."""

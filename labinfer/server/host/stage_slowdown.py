@@ -31,7 +31,7 @@ as slow, until its slowdown is below ``RECOVERED``."""
 MIN_OWN_SLOWDOWN = 1.1
 """Minimum ratio of a slow stage's step time to its own baseline. With a smaller ratio, the stage is not slow: the other
 stages have become faster."""
-BOUND = 0.7
+SLOWEST_STAGE_BUSY = 0.7
 """Busy fraction of the busiest stage above which the step time of that stage determines the throughput. Below, the sum of the step
 times of all stages does."""
 MIN_GAIN = 0.15
@@ -212,7 +212,7 @@ class StageSlowdownDetector:
         per_layer = [rank.per_step("layers") / count for rank, count in zip(stages, self._num_layers, strict=True)]
         fixed = [max(0.0, rank.per_step("busy") - rank.per_step("layers")) for rank in stages]
         busiest = max(rank.sum("busy") / rank.sum("seconds") for rank in stages)
-        layers, gain = better_split(self._num_layers, per_layer, fixed, bound_by_slowest=busiest >= BOUND)
+        layers, gain = better_split(self._num_layers, per_layer, fixed, bound_by_slowest=busiest >= SLOWEST_STAGE_BUSY)
         return Drift(
             factors=factors,
             slow=slowest if is_slow else None,

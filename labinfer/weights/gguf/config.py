@@ -33,7 +33,7 @@ SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-ENDS = ("eos", "eot", "eom")
+END_NAMES = ("eos", "eot", "eom")
 """Names of end tokens in the metadata: end of a text, end of a turn, end of a message."""
 KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """Texts of end tokens, for files whose metadata names only the end of a text."""
@@ -105,11 +105,11 @@ def gguf_generation_config(file: GgufFile) -> dict[str, Any]:
 
 def end_ids(file: GgufFile) -> list[int]:
     """Ids of the tokens that end a generation."""
-    known, names = KNOWN_ENDS, ENDS
+    known, names = KNOWN_ENDS, END_NAMES
     if (
         file.get("general.architecture", str, "") == "gpt-oss"
     ):  # in gpt-oss, <|end|> ends a message; the answer may go on with another
-        known, names = HARMONY_ENDS, ENDS[:1]
+        known, names = HARMONY_ENDS, END_NAMES[:1]
     ids = {file.get(key, int) for name in names if (key := f"tokenizer.ggml.{name}_token_id") in file}
     kinds = file.numbers("tokenizer.ggml.token_type")
     if CONTROL in kinds:

@@ -19,7 +19,7 @@ from labinfer.weights.gguf.header import SCALARS, STRING, Array, GgufTensor, Hea
 
 T = TypeVar("T")
 SUFFIX = ".gguf"
-BYTES = (0, 1)
+BYTE_TYPES = (0, 1)
 """Numbers of the metadata types that take one byte: uint8 and int8."""
 MAX_ARRAY = 1 << 28
 """Maximum size of an array that is read, in bytes."""
@@ -181,7 +181,7 @@ class GgufFile:
         Raises:
             UserError: the value has another type, or is too long.
         """
-        array = self._array(key, BYTES, "bytes")
+        array = self._array(key, BYTE_TYPES, "bytes")
         return b"" if array is None else self._read(key, array)
 
     def _array(self, key: str, kinds: Collection[int], what: str) -> Array | None:

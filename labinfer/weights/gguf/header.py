@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from labinfer.base.errors import UserError
-from labinfer.weights.gguf.types import OTHERS, TYPES, BlockType
+from labinfer.weights.gguf.types import TYPES, UNSUPPORTED_TYPES, BlockType
 from labinfer.weights.json_file import need_plain_file
 
 MAGIC = b"GGUF"
@@ -146,7 +146,7 @@ class Header:
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES:
             raise BrokenFile(
-                f"tensor {name!r:.80} is of type {OTHERS.get(number, number)}, which is not supported; supported are "
+                f"tensor {name!r:.80} is of type {UNSUPPORTED_TYPES.get(number, number)}, which is not supported; supported are "
                 f"{', '.join(kind.name for kind in TYPES.values())}"
             )
         kind = TYPES[number]

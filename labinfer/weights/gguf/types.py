@@ -36,7 +36,7 @@ TYPES = {
 }
 """Supported types, by type number in GGUF files."""
 FLOATS = ("F32", "F16", "BF16")
-OTHERS = {
+UNSUPPORTED_TYPES = {
     9: "Q8_1",
     10: "Q2_K",
     11: "Q3_K",

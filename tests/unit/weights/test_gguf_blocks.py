@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from labinfer.weights.gguf.blocks import DECODERS, FLOATS, decode_numbers, decode_values
-from labinfer.weights.gguf.types import OTHERS, TYPES
+from labinfer.weights.gguf.types import TYPES, UNSUPPORTED_TYPES
 
 
 @pytest.mark.parametrize("number", TYPES, ids=[kind.name for kind in TYPES.values()])
@@ -35,7 +35,7 @@ def test_numbers_are_small_and_scales_are_of_equal_groups():
 
 
 def test_types_are_those_of_the_reference():
-    known = {number: kind.name for number, kind in TYPES.items()} | OTHERS
+    known = {number: kind.name for number, kind in TYPES.items()} | UNSUPPORTED_TYPES
     for kind in gguf.GGMLQuantizationType:
         assert known.get(kind.value, kind.name) == kind.name
     assert {kind.name for kind in TYPES.values()} == {*DECODERS, *FLOATS}

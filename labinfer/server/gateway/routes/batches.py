@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from labinfer.requests.openai.files import Batch, BatchBody, BatchList
 from labinfer.requests.protocol import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL
-from labinfer.server.gateway.endpoint import READING, STORED, endpoint
+from labinfer.server.gateway.endpoint import BODY_ERRORS, STORED_ERRORS, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.page import Page, page_query
 from labinfer.server.gateway.refusals import checked
@@ -25,7 +25,7 @@ HANDLERS = {
 MAX_PAGE = 100
 
 
-@endpoint("POST", "/v1/batches", body=BatchBody, answer=Batch, errors=READING)
+@endpoint("POST", "/v1/batches", body=BatchBody, answer=Batch, errors=BODY_ERRORS)
 async def create(context: HttpContext) -> Response:
     """Create a batch, which answers each line of an uploaded file."""
     file_store(context)
@@ -41,7 +41,7 @@ async def create(context: HttpContext) -> Response:
     return context.json(batch)
 
 
-@endpoint("GET", "/v1/batches", answer=BatchList, query=page_query(MAX_PAGE), errors=STORED)
+@endpoint("GET", "/v1/batches", answer=BatchList, query=page_query(MAX_PAGE), errors=STORED_ERRORS)
 async def list_batches(context: HttpContext) -> Response:
     """List the caller's batches."""
     page = checked(lambda: Page.read(context.known_query(), MAX_PAGE))
@@ -49,13 +49,13 @@ async def list_batches(context: HttpContext) -> Response:
     return context.json(BatchList(**page.cut(batches, lambda batch: batch.id)))
 
 
-@endpoint("GET", "/v1/batches/{id}", answer=Batch, errors=STORED)
+@endpoint("GET", "/v1/batches/{id}", answer=Batch, errors=STORED_ERRORS)
 async def show(context: HttpContext) -> Response:
     """Show one of the caller's batches."""
     return context.json(file_store(context).batch(context.caller.owner, context.http.path_params["id"]))
 
 
-@endpoint("POST", "/v1/batches/{id}/cancel", answer=Batch, errors=STORED)
+@endpoint("POST", "/v1/batches/{id}/cancel", answer=Batch, errors=STORED_ERRORS)
 async def cancel(context: HttpContext) -> Response:
     """Cancel a batch: lines that are being answered are finished, no other line is begun."""
     file_store(context)

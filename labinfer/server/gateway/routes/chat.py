@@ -26,7 +26,7 @@ from labinfer.requests.openai.chat import (
 )
 from labinfer.requests.outputs import Delta
 from labinfer.requests.protocol import ChatBody
-from labinfer.server.gateway.endpoint import GENERATING, endpoint
+from labinfer.server.gateway.endpoint import GENERATION_ERRORS, endpoint
 from labinfer.server.gateway.event_stream import EventStream, event
 from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
@@ -40,7 +40,7 @@ from labinfer.text.reply_reader import ReplyReader
     body=ChatBody,
     answer=ChatCompletion,
     events=(ChatCompletionChunk,),
-    errors=GENERATING,
+    errors=GENERATION_ERRORS,
 )
 async def answer(context: HttpContext) -> Response | EventStream:
     """Generate the model's next message of a conversation."""

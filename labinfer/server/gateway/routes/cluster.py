@@ -21,7 +21,7 @@ from labinfer.server.gateway.cluster_answers import (
     TraceFile,
 )
 from labinfer.server.gateway.cluster_history import Watcher
-from labinfer.server.gateway.endpoint import LOOKING, NUMBER, STRING, endpoint
+from labinfer.server.gateway.endpoint import MODEL_ERRORS, NUMBER, STRING, endpoint
 from labinfer.server.gateway.event_stream import EventStream
 from labinfer.server.gateway.http_context import JSON, HttpContext
 from labinfer.server.link.frames import ModelInfo, RankShardInfo
@@ -36,7 +36,7 @@ TRACE_NAME = "labinfer-trace.json"
 JSONL = "application/jsonl"
 
 
-@endpoint("GET", "/v1/cluster", logged=False, answer=ClusterInfo, query=(("model", STRING),), errors=LOOKING)
+@endpoint("GET", "/v1/cluster", logged=False, answer=ClusterInfo, query=(("model", STRING),), errors=MODEL_ERRORS)
 async def show(context: HttpContext) -> Response:
     """The ranks of a model, and its stats of the last hour."""
     info, history = context.service.loaded_model(context.query().get("model")).info, context.service.history
@@ -73,7 +73,7 @@ async def show(context: HttpContext) -> Response:
     logged=False,
     events=(StatsEvent, TraceEvent),
     query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": MAX_EVENTS_SECONDS})),
-    errors=LOOKING,
+    errors=MODEL_ERRORS,
 )
 async def events(context: HttpContext) -> EventStream:
     """Stream stats and steps of a model, for ``seconds`` or until the client disconnects."""
@@ -96,7 +96,7 @@ async def events(context: HttpContext) -> EventStream:
     logged=False,
     answer=TraceFile,
     query=(("model", STRING), ("seconds", NUMBER | {"minimum": 0, "maximum": MAX_TRACE_SECONDS})),
-    errors=LOOKING,
+    errors=MODEL_ERRORS,
 )
 async def trace(context: HttpContext) -> Response:
     """Trace of a model's steps, for the next ``seconds`` or as recorded while a client watched, for Perfetto."""
@@ -121,7 +121,7 @@ async def trace(context: HttpContext) -> Response:
     answer=str,
     content_type=JSONL,
     query=(("model", STRING),),
-    errors=LOOKING,
+    errors=MODEL_ERRORS,
 )
 async def workload(context: HttpContext) -> Response:
     """Arrival times and lengths of the last 4096 complete requests of a model, as JSONL.

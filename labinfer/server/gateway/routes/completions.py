@@ -27,7 +27,7 @@ from labinfer.requests.openai.completions import (
 from labinfer.requests.outputs import Delta
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import CompletionBody
-from labinfer.server.gateway.endpoint import GENERATING, endpoint
+from labinfer.server.gateway.endpoint import GENERATION_ERRORS, endpoint
 from labinfer.server.gateway.event_stream import EventStream, event
 from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
@@ -40,7 +40,7 @@ from labinfer.text.token_offsets import TokenOffsets
     body=CompletionBody,
     answer=TextCompletion,
     events=(TextCompletionChunk,),
-    errors=GENERATING,
+    errors=GENERATION_ERRORS,
 )
 async def answer(context: HttpContext) -> Response | EventStream:
     """Generate continuations of texts.

@@ -13,14 +13,14 @@ from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.embeddings import EmbeddingList, embedding_list
 from labinfer.requests.prompts import Prompt
 from labinfer.requests.protocol import EmbeddingBody
-from labinfer.server.gateway.endpoint import GENERATING, endpoint
+from labinfer.server.gateway.endpoint import GENERATION_ERRORS, endpoint
 from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
 
 
-@endpoint("POST", "/v1/embeddings", body=EmbeddingBody, answer=EmbeddingList, errors=GENERATING)
+@endpoint("POST", "/v1/embeddings", body=EmbeddingBody, answer=EmbeddingList, errors=GENERATION_ERRORS)
 async def answer(context: HttpContext) -> Response:
     """Compute embeddings of texts."""
     body = await context.read(EmbeddingBody)

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.files import FileDeleted, FileForm, FileList, FileObject
-from labinfer.server.gateway.endpoint import STORED, STRING, endpoint
+from labinfer.server.gateway.endpoint import STORED_ERRORS, STRING, endpoint
 from labinfer.server.gateway.file_store import FileStore, Upload
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.multipart import MultipartReader, PartBegin
@@ -28,7 +28,7 @@ CONTENT_TYPE = "application/octet-stream"
 ONE_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))")
 
 
-@endpoint("POST", "/v1/files", form=FileForm, answer=FileObject, errors=(*STORED, 413, 415))
+@endpoint("POST", "/v1/files", form=FileForm, answer=FileObject, errors=(*STORED_ERRORS, 413, 415))
 async def upload(context: HttpContext) -> Response:
     """Upload a file with the lines of a batch.
 
@@ -82,7 +82,7 @@ async def _read_form(context: HttpContext, reader: MultipartReader, incoming: Up
     return incoming.finish(filename, PURPOSE)
 
 
-@endpoint("GET", "/v1/files", answer=FileList, query=(*page_query(MAX_PAGE), ("purpose", STRING)), errors=STORED)
+@endpoint("GET", "/v1/files", answer=FileList, query=(*page_query(MAX_PAGE), ("purpose", STRING)), errors=STORED_ERRORS)
 async def list_files(context: HttpContext) -> Response:
     """List the caller's files."""
     query = context.known_query()
@@ -92,13 +92,13 @@ async def list_files(context: HttpContext) -> Response:
     return context.json(FileList(**page.cut(chosen, lambda file: file.id)))
 
 
-@endpoint("GET", "/v1/files/{id}", answer=FileObject, errors=STORED)
+@endpoint("GET", "/v1/files/{id}", answer=FileObject, errors=STORED_ERRORS)
 async def show(context: HttpContext) -> Response:
     """Show one of the caller's files, without its content."""
     return context.json(file_store(context).file(context.caller.owner, context.http.path_params["id"]))
 
 
-@endpoint("DELETE", "/v1/files/{id}", answer=FileDeleted, errors=STORED)
+@endpoint("DELETE", "/v1/files/{id}", answer=FileDeleted, errors=STORED_ERRORS)
 async def delete(context: HttpContext) -> Response:
     """Remove a file."""
     store, id, owner = file_store(context), context.http.path_params["id"], context.caller.owner
@@ -115,7 +115,7 @@ async def delete(context: HttpContext) -> Response:
     answer=str,
     content_type=CONTENT_TYPE,
     statuses=(200, 206),
-    errors=(*STORED, 416),
+    errors=(*STORED_ERRORS, 416),
 )
 async def content(context: HttpContext) -> Response:
     """A file's content, or one range of bytes of it.

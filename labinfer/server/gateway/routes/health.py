@@ -12,7 +12,7 @@ from labinfer.base.heartbeat import Wait
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.server.gateway.admission_control import LOADING_SECONDS
-from labinfer.server.gateway.endpoint import ANYWHERE, endpoint
+from labinfer.server.gateway.endpoint import COMMON_ERRORS, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.service import Service
 
@@ -93,7 +93,7 @@ def _state(service: Service) -> State:
     return "ok" if engine.has_work else "idle"
 
 
-@endpoint("GET", "/ready", needs_key=False, logged=False, answer=Readiness, errors=(*ANYWHERE, 503))
+@endpoint("GET", "/ready", needs_key=False, logged=False, answer=Readiness, errors=(*COMMON_ERRORS, 503))
 async def ready(context: HttpContext) -> Response:
     """Readiness probe.
 

@@ -8,14 +8,14 @@ from starlette.responses import Response
 from labinfer.base.errors import UserError
 from labinfer.requests.openai import api_errors
 from labinfer.server.gateway.cluster_answers import LayoutChanged
-from labinfer.server.gateway.endpoint import READING, endpoint
+from labinfer.server.gateway.endpoint import BODY_ERRORS, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import refused_field
 from labinfer.server.link.frames import ModelInfo
 from labinfer.server.link.layout_change import LayoutChange
 
 
-@endpoint("POST", "/v1/cluster/layout", body=LayoutChange, answer=LayoutChanged, errors=(*READING, 409))
+@endpoint("POST", "/v1/cluster/layout", body=LayoutChange, answer=LayoutChanged, errors=(*BODY_ERRORS, 409))
 async def change(context: HttpContext) -> Response:
     """Serve a model in another layout or precision; open requests pause, and then resume.
 

@@ -20,7 +20,7 @@ from labinfer.requests.anthropic.messages import (
     stop_reason,
 )
 from labinfer.requests.outputs import Completion
-from labinfer.server.gateway.endpoint import GENERATING, READING, endpoint
+from labinfer.server.gateway.endpoint import BODY_ERRORS, GENERATION_ERRORS, endpoint
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
@@ -38,7 +38,7 @@ FORM = StreamForm(
     body=MessageBody,
     answer=AnthropicMessage,
     events=STREAM_EVENTS,
-    errors=GENERATING,
+    errors=GENERATION_ERRORS,
     error_form=ANTHROPIC_ERRORS,
 )
 async def create(context: HttpContext) -> Response | EventStream:
@@ -90,7 +90,12 @@ class MessageAnswer:
 
 
 @endpoint(
-    "POST", "/v1/messages/count_tokens", body=PromptBody, answer=TokenCount, errors=READING, error_form=ANTHROPIC_ERRORS
+    "POST",
+    "/v1/messages/count_tokens",
+    body=PromptBody,
+    answer=TokenCount,
+    errors=BODY_ERRORS,
+    error_form=ANTHROPIC_ERRORS,
 )
 async def count(context: HttpContext) -> Response:
     """Count the tokens of a message's prompt."""

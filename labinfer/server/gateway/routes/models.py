@@ -10,7 +10,7 @@ from labinfer.requests.anthropic.models import AnthropicModel, AnthropicModelLis
 from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.models import ModelEntry, ModelList, ModelStage
 from labinfer.requests.recommended_sampling import FIELDS
-from labinfer.server.gateway.endpoint import INTEGER, STORED, STRING, endpoint
+from labinfer.server.gateway.endpoint import INTEGER, STORED_ERRORS, STRING, endpoint
 from labinfer.server.gateway.error_form import ANTHROPIC_ERRORS
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.service import Service
@@ -58,7 +58,7 @@ async def list_models(context: HttpContext) -> Response:
     logged=False,
     answer=ModelEntry | AnthropicModel,
     is_anthropics_too=True,
-    errors=STORED,
+    errors=STORED_ERRORS,
 )
 async def show_model(context: HttpContext) -> Response:
     """Show one of the served models."""

@@ -27,7 +27,7 @@ from labinfer.requests.openai.scores import (
 )
 from labinfer.requests.prompts import TextPrompt
 from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody, Pooling
-from labinfer.server.gateway.endpoint import GENERATING, endpoint
+from labinfer.server.gateway.endpoint import GENERATION_ERRORS, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.routes.embeddings import embed
@@ -86,7 +86,7 @@ class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pooling: Pooling | None = None
 
 
-@endpoint("POST", "/pooling", body=EmbeddingBody, answer=PooledList, errors=GENERATING)
+@endpoint("POST", "/pooling", body=EmbeddingBody, answer=PooledList, errors=GENERATION_ERRORS)
 async def pool(context: HttpContext) -> Response:
     """Compute embeddings of texts, with vLLM's fields."""
     body = await context.read(EmbeddingBody)
@@ -97,7 +97,7 @@ async def pool(context: HttpContext) -> Response:
     return await asyncio.to_thread(lambda: context.json(pooled_list(outputs, body.encoding_format, **fields)))
 
 
-@endpoint("POST", "/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList, errors=GENERATING)
+@endpoint("POST", "/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList, errors=GENERATION_ERRORS)
 async def score(context: HttpContext) -> Response:
     """Compute similarity scores of pairs of texts: cosine similarities of their embeddings."""
     body = await context.read(ScoreBody)
@@ -119,7 +119,9 @@ async def score(context: HttpContext) -> Response:
     return await asyncio.to_thread(whole)
 
 
-@endpoint("POST", "/rerank", aliases=("/v1/rerank", "/v2/rerank"), body=RerankBody, answer=Ranking, errors=GENERATING)
+@endpoint(
+    "POST", "/rerank", aliases=("/v1/rerank", "/v2/rerank"), body=RerankBody, answer=Ranking, errors=GENERATION_ERRORS
+)
 async def rerank(context: HttpContext) -> Response:
     """Rank documents by their similarity to a query."""
     body = await context.read(RerankBody)

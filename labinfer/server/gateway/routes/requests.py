@@ -15,7 +15,7 @@ from labinfer.requests.openai.chat import CHAT_PREFIX
 from labinfer.requests.openai.completions import COMPLETION_PREFIX
 from labinfer.requests.openai.responses import RESPONSE_PREFIX
 from labinfer.server.gateway.admission_control import MAX_USER_LENGTH
-from labinfer.server.gateway.endpoint import LOOKING, STORED, STRING, endpoint
+from labinfer.server.gateway.endpoint import MODEL_ERRORS, STORED_ERRORS, STRING, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.open_requests import EngineTask
 from labinfer.server.link.frames import ModelInfo
@@ -69,7 +69,7 @@ class Cancelled(ApiObject, kw_only=True):
     cancelled: Literal[True] = True
 
 
-@endpoint("POST", "/v1/requests/{id}/cancel", answer=Cancelled, errors=STORED)
+@endpoint("POST", "/v1/requests/{id}/cancel", answer=Cancelled, errors=STORED_ERRORS)
 async def cancel(context: HttpContext) -> Response:
     """Cancel an open request of the same caller, by the id of its answer or of the header x-request-id.
 
@@ -82,7 +82,7 @@ async def cancel(context: HttpContext) -> Response:
     return context.json(Cancelled(id=given))
 
 
-@endpoint("GET", "/v1/requests", logged=False, answer=RequestList, query=(("model", STRING),), errors=LOOKING)
+@endpoint("GET", "/v1/requests", logged=False, answer=RequestList, query=(("model", STRING),), errors=MODEL_ERRORS)
 async def list_open(context: HttpContext) -> Response:
     """List open requests to a model, with their ages and progress.
 

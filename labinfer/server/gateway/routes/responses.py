@@ -25,7 +25,7 @@ from labinfer.requests.openai.responses import (
     new_response,
 )
 from labinfer.requests.outputs import Completion
-from labinfer.server.gateway.endpoint import GENERATING, READING, STORED, endpoint
+from labinfer.server.gateway.endpoint import BODY_ERRORS, GENERATION_ERRORS, STORED_ERRORS, endpoint
 from labinfer.server.gateway.event_stream import EventStream, StreamForm, named_event
 from labinfer.server.gateway.generation_task import GenerationTask, count_prompt_tokens
 from labinfer.server.gateway.http_context import JSON, HttpContext
@@ -38,7 +38,7 @@ MAX_PAGE = 100
 """Maximum number of input items per page."""
 
 
-@endpoint("POST", "/v1/responses", body=ResponseBody, answer=Response, events=STREAM_EVENTS, errors=GENERATING)
+@endpoint("POST", "/v1/responses", body=ResponseBody, answer=Response, events=STREAM_EVENTS, errors=GENERATION_ERRORS)
 async def create(context: HttpContext) -> HttpResponse | EventStream:
     """Answer a conversation, which may continue a stored response."""
     body = await context.read(ResponseBody)
@@ -167,7 +167,7 @@ class ResponseAnswer:
         return int(self._context.service.wall_clock())
 
 
-@endpoint("POST", "/v1/responses/input_tokens", body=CountBody, answer=InputTokens, errors=READING)
+@endpoint("POST", "/v1/responses/input_tokens", body=CountBody, answer=InputTokens, errors=BODY_ERRORS)
 async def count(context: HttpContext) -> HttpResponse:
     """Count the tokens of a response's prompt."""
     body = await context.read(CountBody)
@@ -176,7 +176,7 @@ async def count(context: HttpContext) -> HttpResponse:
     return context.json(InputTokens(await count_prompt_tokens(context, model, lambda: body.prompt(conversation.items))))
 
 
-@endpoint("GET", "/v1/responses/{id}", answer=Response, query=(("stream", {"enum": ["false"]}),), errors=STORED)
+@endpoint("GET", "/v1/responses/{id}", answer=Response, query=(("stream", {"enum": ["false"]}),), errors=STORED_ERRORS)
 async def show(context: HttpContext) -> HttpResponse:
     """A stored response of the same caller."""
     stream = context.known_query().get("stream", "false")
@@ -187,7 +187,7 @@ async def show(context: HttpContext) -> HttpResponse:
     return HttpResponse(_stored(context).response, headers=context.headers, media_type=JSON)
 
 
-@endpoint("DELETE", "/v1/responses/{id}", answer=ResponseDeleted, errors=STORED)
+@endpoint("DELETE", "/v1/responses/{id}", answer=ResponseDeleted, errors=STORED_ERRORS)
 async def delete(context: HttpContext) -> HttpResponse:
     """Delete a stored response of the same caller."""
     stored = _stored(context)
@@ -195,14 +195,14 @@ async def delete(context: HttpContext) -> HttpResponse:
     return context.json(ResponseDeleted(stored.id))
 
 
-@endpoint("POST", "/v1/responses/{id}/cancel", statuses=(), errors=STORED)
+@endpoint("POST", "/v1/responses/{id}/cancel", statuses=(), errors=STORED_ERRORS)
 async def cancel(context: HttpContext) -> HttpResponse:
     """Cancel a background response: always refused, as no response runs in the background."""
     _stored(context)
     raise api_errors.bad_request("only background responses can be cancelled, and this server has none")
 
 
-@endpoint("GET", "/v1/responses/{id}/input_items", answer=ItemList, query=page_query(MAX_PAGE), errors=STORED)
+@endpoint("GET", "/v1/responses/{id}/input_items", answer=ItemList, query=page_query(MAX_PAGE), errors=STORED_ERRORS)
 async def input_items(context: HttpContext) -> HttpResponse:
     """List the input items of a stored response: the whole conversation that it answers."""
     stored = _stored(context)

@@ -12,7 +12,7 @@ from labinfer.base.errors import UserError
 from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.prompts import TemplateKwargs, TemplateUse
 from labinfer.requests.protocol import TokenIds
-from labinfer.server.gateway.endpoint import READING, endpoint
+from labinfer.server.gateway.endpoint import BODY_ERRORS, endpoint
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.service import Model
@@ -64,7 +64,7 @@ class Text(ApiObject):
     prompt: str
 
 
-@endpoint("POST", "/tokenize", body=TokenizeBody, answer=Tokens, errors=READING)
+@endpoint("POST", "/tokenize", body=TokenizeBody, answer=Tokens, errors=BODY_ERRORS)
 async def tokenize(context: HttpContext) -> Response:
     """Tokenize a text or a conversation."""
     body = await context.read(TokenizeBody)
@@ -108,7 +108,7 @@ def _prompt_text(body: TokenizeBody, model: Model) -> PromptText:
     )
 
 
-@endpoint("POST", "/detokenize", body=DetokenizeBody, answer=Text, errors=READING)
+@endpoint("POST", "/detokenize", body=DetokenizeBody, answer=Text, errors=BODY_ERRORS)
 async def detokenize(context: HttpContext) -> Response:
     """Convert token ids to text."""
     body = await context.read(DetokenizeBody)
