@@ -38,7 +38,7 @@ JSONL = "application/jsonl"
 
 @endpoint("GET", "/v1/cluster", logged=False, answer=ClusterInfo, query=(("model", STRING),), errors=MODEL_ERRORS)
 async def show(context: HttpContext) -> Response:
-    """The ranks of a model, and its stats of the last hour."""
+    """The ranks of a model, and statistics of the model in the last hour."""
     info, history = context.service.loaded_model(context.query().get("model")).info, context.service.history
     stats = history.rank_stats(info.name)
     return context.json(
@@ -76,7 +76,7 @@ async def show(context: HttpContext) -> Response:
     errors=MODEL_ERRORS,
 )
 async def events(context: HttpContext) -> EventStream:
-    """Stream stats and steps of a model, for ``seconds`` or until the client disconnects."""
+    """Stream statistics and steps of a model, for ``seconds`` or until the client disconnects."""
     info, seconds = _read_query(context, MAX_EVENTS_SECONDS)
     watching = context.service.history.watching(info.name)
     watcher = watching.__enter__()  # not a ``with``, as the response ends after this function

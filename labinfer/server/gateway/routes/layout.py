@@ -19,7 +19,7 @@ from labinfer.server.link.layout_change import LayoutChange
 async def change(context: HttpContext) -> Response:
     """Serve a model in another layout or precision; open requests pause, and then resume.
 
-    Responds once the new layout runs, or the old one again after a failure. Resumed requests continue with the tokens
+    Responds once the new layout runs or, after a failure, once the old layout runs again. Resumed requests continue with the tokens
     that they would have got in the old layout, as far as numerical precision allows.
     """
     body = await context.read(LayoutChange)

@@ -42,7 +42,7 @@ FORM = StreamForm(
     error_form=ANTHROPIC_ERRORS,
 )
 async def create(context: HttpContext) -> Response | EventStream:
-    """Answer a conversation, in the form of Anthropic's API."""
+    """Answer a conversation, in the format of Anthropic's API."""
     body = await context.read(MessageBody)
     if body.thread is not None:
         raise no_threads()

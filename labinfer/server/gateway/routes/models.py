@@ -37,9 +37,9 @@ SHOWN_DEFAULTS = (*FIELDS, "presence_penalty", "frequency_penalty")
     is_anthropics_too=True,
 )
 async def list_models(context: HttpContext) -> Response:
-    """The models, in Anthropic's form with the header anthropic-version.
+    """List the models; in Anthropic's format with the header anthropic-version.
 
-    Answered while models are loaded, too. OpenAI's form lists all models and ignores ``limit``.
+    The server also answers while it loads models. OpenAI's format lists all models and ignores ``limit``.
     """
     entries = [_describe(context.service, name) for name in context.service.model_names]
     query = context.known_query()

@@ -71,7 +71,7 @@ class Cancelled(ApiObject, kw_only=True):
 
 @endpoint("POST", "/v1/requests/{id}/cancel", answer=Cancelled, errors=STORED_ERRORS)
 async def cancel(context: HttpContext) -> Response:
-    """Cancel an open request of the same caller, by the id of its answer or of the header x-request-id.
+    """Cancel an open request of this caller, by the id of its answer or of the header x-request-id.
 
     Its KV blocks are freed at once. The id may be given with or without the prefix of the answer.
     """

@@ -178,7 +178,7 @@ async def count(context: HttpContext) -> HttpResponse:
 
 @endpoint("GET", "/v1/responses/{id}", answer=Response, query=(("stream", {"enum": ["false"]}),), errors=STORED_ERRORS)
 async def show(context: HttpContext) -> HttpResponse:
-    """A stored response of the same caller."""
+    """Show a stored response of this caller."""
     stream = context.known_query().get("stream", "false")
     if stream != "false":
         raise api_errors.bad_request(
@@ -189,7 +189,7 @@ async def show(context: HttpContext) -> HttpResponse:
 
 @endpoint("DELETE", "/v1/responses/{id}", answer=ResponseDeleted, errors=STORED_ERRORS)
 async def delete(context: HttpContext) -> HttpResponse:
-    """Delete a stored response of the same caller."""
+    """Delete a stored response of this caller."""
     stored = _stored(context)
     context.service.stored_responses.delete(context.caller.name, stored.id)
     return context.json(ResponseDeleted(stored.id))
