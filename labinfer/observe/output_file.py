@@ -80,7 +80,7 @@ class OutputFile:
         """Write all of ``text``. If the write fails, a regular file is cut to its previous length.
 
         Raises:
-            Interrupted: the reader of standard output, such as ``head``, has closed it (what SIGPIPE says to other programs).
+            Interrupted: the reader of standard output, such as ``head``, has closed it (other programs get SIGPIPE then).
             UserError: the text could not be written.
         """
         view = memoryview(text.encode("utf-8", errors="replace"))

@@ -23,7 +23,7 @@ class StandardOutput(io.FileIO):
         """Write ``data``; returns the number of bytes that were written.
 
         Raises:
-            Interrupted: the reader of the pipe, such as ``head``, has closed it (what SIGPIPE says to other programs).
+            Interrupted: the reader of the pipe, such as ``head``, has closed it (other programs get SIGPIPE then).
         """
         try:
             return super().write(data)

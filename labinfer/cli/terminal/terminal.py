@@ -111,7 +111,7 @@ class Terminal:
         """Write a piece of an answer.
 
         Raises:
-            Interrupted: the reader of standard output has closed it (what SIGPIPE says to other programs).
+            Interrupted: the reader of standard output has closed it (other programs get SIGPIPE then).
             UserError: standard output cannot be written.
         """
         if text:

@@ -13,7 +13,7 @@ from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice
 
 ROUNDED = QuantLayout(bits=8, group=128)
-"""Form of weights that are requantized to int8. FP8 blocks have 128 inputs, as the groups here."""
+"""Form of weights that are requantized to int8. A group has 128 inputs, as a block of FP8 has."""
 Decode = Callable[[int, int, torch.Tensor], None]
 """Decodes rows of a slice, from ``begin`` to ``end``: ``decode(begin, end, out)`` fills ``out`` (rows, columns) of float32 or
 bfloat16."""
