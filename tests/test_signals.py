@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 from launchers import ROOT
 from pseudo_terminal import pseudo_terminal
@@ -27,7 +28,7 @@ while True:
         print(f"[{{error.signum}}]", flush=True)
         if error.signum != 2:
             sys.exit(9)
-        signals.signum = 0
+        signals.dismiss_interrupt()
 """
 
 SIGNAL_AT_THREAD_START = f"""
@@ -51,6 +52,27 @@ def test_signal_while_the_editor_starts_its_thread(tmp_path):
         os.kill(terminal.process.pid, signal.SIGTERM)
         assert terminal.wait(3) == 9
         assert "Traceback" not in terminal.text
+
+
+def test_termination_while_an_interrupt_is_handled(tmp_path):
+    for milliseconds in (0, 2, 5, 10, 20):
+        with pseudo_terminal([sys.executable, "-c", PROMPTER], tmp_path) as terminal:
+            terminal.wait_for("> ")
+            os.kill(terminal.process.pid, signal.SIGINT)
+            time.sleep(milliseconds / 1000)
+            os.kill(terminal.process.pid, signal.SIGTERM)
+            assert terminal.wait(3) == 9, milliseconds
+
+
+def test_interrupt_just_after_enter(tmp_path):
+    with pseudo_terminal([sys.executable, "-c", PROMPTER], tmp_path) as terminal:
+        for turn in range(60):
+            terminal.wait_for("> ")
+            terminal.type("abc\r")
+            time.sleep(turn % 6 / 1000)
+            os.kill(terminal.process.pid, signal.SIGINT)
+            terminal.wait_for("[2]", seconds=3)
+        assert "exception" not in terminal.text
 
 
 def test_signal_just_before_the_wait_for_a_key(tmp_path):

@@ -163,7 +163,7 @@ class Chat:
         """Ignore ``error`` if Ctrl-C caused it; otherwise raise it again."""
         if error.signum != signal.SIGINT:
             raise error
-        self._signals.signum = 0
+        self._signals.dismiss_interrupt()
 
     def _fail(self, error: UserError) -> None:
         self._num_failed += 1

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -100,26 +99,34 @@ class LineEditor:
             EOFError: the input has ended.
             Interrupted: Ctrl-C was typed, or a signal arrived.
         """
+        self._signals.check()
         events = self._events = SimpleQueue()
-        line = self._thread.submit(self._session.prompt, prompt, handle_sigint=False)
+        is_running = threading.Event()
+        line = self._thread.submit(self._session.prompt, prompt, handle_sigint=False, pre_run=is_running.set)
         line.add_done_callback(lambda _: events.put(EditorEvent.LINE_ENDED))
         try:
             while self._wait_for(events) is EditorEvent.STOP_TYPED:
-                os.kill(0, signal.SIGTSTP)  # also stops the other processes of the shell's pipeline
+                os.kill(0, signal.SIGTSTP)  # also stops the other processes of its pipeline
                 self._is_continued.set()
             return line.result()
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT) from None
         except Interrupted:
-            editor = self._session.app
-            while not editor.is_running and not line.done():
-                time.sleep(POLL_SECONDS)
-            if editor.loop is not None:
-                editor.loop.call_soon_threadsafe(partial(editor.exit, exception=EOFError))
+            while not is_running.wait(POLL_SECONDS) and not line.done():
+                pass
+            if (loop := self._session.app.loop) is not None:
+                with suppress(RuntimeError):  # the line has just ended, and its loop is closed
+                    loop.call_soon_threadsafe(self._end_line)
             while not line.done():
                 self._is_continued.set()
                 time.sleep(POLL_SECONDS)
             raise
+
+    def _end_line(self) -> None:
+        """End the current line in prompt_toolkit's loop, unless Enter has ended it already."""
+        future = self._session.app.future
+        if future is not None and not future.done():
+            self._session.app.exit(exception=EOFError)
 
     def _wait_for(self, events: SimpleQueue[EditorEvent]) -> EditorEvent:
         # Only here may a signal raise: raised while `submit` starts the thread, it would leave a line that nobody ends.

@@ -69,6 +69,11 @@ class SignalGuard:
         if self.signum:
             raise Interrupted(self.signum)
 
+    def dismiss_interrupt(self) -> None:
+        """Forget a SIGINT after it was handled. A SIGTERM stays recorded."""
+        if self.signum == signal.SIGINT:
+            self.signum = 0
+
     @contextmanager
     def raising(self) -> Iterator[None]:
         """Raise ``Interrupted`` from signals at once, while the main thread waits for a user or a server."""
@@ -80,7 +85,8 @@ class SignalGuard:
             self._raises = False
 
     def _take_note(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = self.signum or signum
+        if not self.signum or signum == signal.SIGTERM:  # a SIGTERM counts while a SIGINT is handled, too
+            self.signum = signum
 
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         # Not in _take_note: when two handlers are due at once, the one with the higher signal number must raise. Otherwise Python may

@@ -234,7 +234,8 @@ class FakeTerminal:
 
 
 class FakeSignals:
-    signum = 0
+    def dismiss_interrupt(self) -> None:
+        pass
 
 
 class Echo:
