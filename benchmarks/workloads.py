@@ -1,13 +1,13 @@
-"""Three workloads, with the compiled functions and with torch's, in one run.
+"""Three workloads on several variants of the engine in one run: compiled kernels, torch's, and ``--reproducible``.
 
     python tools/random_checkpoint.py --shape qwen2-0.5b --dtype bfloat16 DIR
     python benchmarks/workloads.py --model DIR
     mpirun -n 2 python benchmarks/workloads.py --model DIR --tp 2 --variants auto reproducible
 
 W1: one request, 128 tokens in, 128 out, tokens/s after the first. W2: 32 requests at once, 64 to 512 in, 32 to 128 out,
-output tokens/s. W3: one request, 2,048 in, prompt tokens/s. Rounds alternate; figures are medians, ratios are taken within
-a round, each to the first variant. A line below says how much of the memory's rate W1 takes: a token needs all weights once, of a mixture's experts those
-that it is sent to. ``compare.py`` runs the same workloads on other engines.
+output tokens/s. W3: one request, 2,048 in, prompt tokens/s. Rounds alternate. Figures are medians. Ratios are medians of each
+round's ratio to the first variant. On one rank, a line tells which share of the memory bandwidth W1 takes: a token reads all
+weights once, but of a mixture's experts only those that it is routed to. ``compare.py`` runs the same workloads on other engines.
 """
 
 from __future__ import annotations
@@ -77,8 +77,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="auto")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["reference", "auto"])
-    parser.add_argument("--workloads", nargs="+", choices=("W1", "W2", "W3"), default=["W1", "W2", "W3"])
+    parser.add_argument(
+        "--variants", nargs="+", choices=VARIANTS, default=["reference", "auto"], help="what to compare"
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", choices=("W1", "W2", "W3"), default=["W1", "W2", "W3"], help="what to run"
+    )
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks in a stage")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -104,7 +108,7 @@ def main() -> None:
                     rounds[name].append(figures)
         if next(iter(llms.values())).is_rank0:
             print_table(rounds)
-            if "auto" in rounds and "W1" in workloads:
+            if "auto" in rounds and "W1" in workloads and args.tp == 1:
                 print_bound(llms["auto"], medians(rounds["auto"])["W1 decode"])
 
 

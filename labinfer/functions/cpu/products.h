@@ -32,8 +32,8 @@ struct Segments {
   }
 };
 
-// Maximum rows of outputs (32 each) that a thread sums at once: 8 KiB for each segment.
-constexpr int64_t MOST_SUMMED = 64;
+// Panels times rows of float32 sums that a thread aims at for each segment: 8 KiB, and at least a panel.
+constexpr int64_t SUMMED_ROWS = 64;
 
 // A panel of the matrix of a segment.
 struct PanelIndex {
@@ -63,9 +63,11 @@ void write_products(const Segments& segments, T* out, int64_t tokens, int64_t ou
     store_floats(rest, low), store_floats(rest + WIDTH, high);
     std::memcpy(to, rest, count * sizeof(*to));
   };
-  // A thread multiplies `adjacent` panels segment by segment: a segment's panels are adjacent in memory, so few of its reads are jumps.
-  int64_t block = std::min(tokens, together), most = std::max<int64_t>(1, MOST_SUMMED / block), shares = 2 * threads;
-  int64_t adjacent = segments.is_single() ? 1 : std::clamp<int64_t>((panels + shares - 1) / shares, 1, most);
+  // A thread multiplies `adjacent` panels segment by segment: a segment's panels are adjacent in memory, so reads are mostly sequential.
+  // They are half of its share of the panels, or all of an odd share: no thread multiplies more than its share.
+  int64_t block = std::max<int64_t>(1, std::min(tokens, together)), share = (panels + threads - 1) / threads;
+  int64_t most = std::max<int64_t>(1, SUMMED_ROWS / block);
+  int64_t adjacent = segments.is_single() ? 1 : std::clamp<int64_t>(share % 2 ? share : share / 2, 1, most);
   int64_t groups = (panels + adjacent - 1) / adjacent;
   in_parallel(threads, (tokens + together - 1) / together * groups, [&](Pieces& pieces) {
     static thread_local LineVector<float> stack;  // kept from call to call, so that nothing is allocated

@@ -22,7 +22,7 @@ PARAMETERS = {
     "qwen3-8b": 8_190_735_360,
     "llama-3.2-3b": 3_212_749_824,
 }
-"""Parameters of published models, as their hub pages give them (safetensors metadata)."""
+"""Parameters of published models, a tied LM head counted once."""
 
 
 @pytest.mark.parametrize("shape", PARAMETERS)
