@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("labinfer", "tests", "benchmarks", "tools", "examples", "hostfiles", "docs", "lab")
 CODE = {".py", ".cpp", ".h", ".js", ".mjs", ".html", ".sh"}
 SOURCES = CODE | {".sbatch", ".yaml", ".yml", ".toml", ".cfg", ".service", ".def"}
-UNREAD = {"vendor", "node_modules", "__pycache__", ".venv", ".clients"}
+UNREAD = {"vendor", "node_modules", "__pycache__", ".venv", ".clients", ".envs"}
 DOCUMENTS = [
     path
     for pattern in ("*.md", "docs/*.md", "docs/zh/*.md", "hostfiles/*.md", "lab/*.md")

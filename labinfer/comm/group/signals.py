@@ -70,7 +70,7 @@ class SignalGuard:
             raise Interrupted(self.signum)
 
     def dismiss_interrupt(self) -> None:
-        """Forget a SIGINT after it was handled. A SIGTERM stays recorded."""
+        """Forget a recorded interrupt (SIGINT) after the program has handled this signal. A recorded SIGTERM stays."""
         if self.signum == signal.SIGINT:
             self.signum = 0
 
