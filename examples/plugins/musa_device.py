@@ -2,7 +2,7 @@
 
     python launch.py --plugin examples/plugins/musa_device.py --device musa --prompt "17 + 25 = ?"
 
-torch's plugin of the vendor must be installed. All other functions run as torch's operations. ``launch.py check-device --device musa
+The vendor's plugin for torch, torch_musa, must be installed. All other functions run as torch's operations. ``launch.py check-device --device musa
 --plugin …`` tries the function beside the reference; at the start of a run, one that fails is dropped by name.
 """
 

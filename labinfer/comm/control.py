@@ -60,7 +60,7 @@ class ControlChannel:
         return wire.unpack(parts, self._commands)
 
     def reply(self, reply: msgspec.Struct, what: str = "a report", timeout: float | None = None) -> None:
-        """Followers: send a reply to rank 0, and wait until the reply and all forwarded commands are sent.
+        """Followers: send a reply to rank 0. Waits until rank 0 has it, and the commands that this rank forwards to other ranks are sent.
 
         Args:
             what: name of the reply in errors.

@@ -18,7 +18,7 @@ class SegmentAddress(msgspec.Struct, frozen=True):
 
     path: str
     target: str
-    """Target of the symbolic link ``path``. A process of another machine finds another target there, and so rejects the address."""
+    """Target of the symbolic link ``path``. On another machine ``path`` is missing or has another target, so ``open_segment`` fails there."""
     size: int
     """Size of the segment in bytes."""
 

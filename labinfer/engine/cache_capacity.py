@@ -113,7 +113,7 @@ class BlockRoom:
         return max(0, min(useful, self.num_bytes // max(1, self.block_bytes + self.window_block_bytes)))
 
     def window_blocks(self, needs: WindowNeeds) -> int:
-        """Number of window blocks: ``needs.useful``, or fewer by ``BLOCKS_TO_WINDOW_BLOCK`` if memory is short; at least ``needs.least``."""
+        """Number of window blocks: as many as fit with ``BLOCKS_TO_WINDOW_BLOCK`` full-attention blocks each, within the limits in ``needs``."""
         share = self.num_bytes // max(1, BLOCKS_TO_WINDOW_BLOCK * self.block_bytes + self.window_block_bytes)
         return min(needs.useful, max(needs.least, share))
 

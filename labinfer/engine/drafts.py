@@ -319,7 +319,7 @@ class Drafts(Speculation):
         return True
 
     def _limit(self, sequence: Sequence, *limits: int) -> int:
-        """Maximum draft length of a sequence, at most ``limits``; 0 if it has unscheduled tokens."""
+        """Maximum draft length of a sequence, at most the smallest of ``limits``; 0 if it has unscheduled tokens."""
         if not sequence.may_draft or sequence.num_unscheduled:
             return 0
         limit = self._tables.draft_limit(sequence.cache)

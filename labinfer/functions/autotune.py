@@ -141,8 +141,8 @@ def benchmark(
 def is_disturbed(times: Times) -> bool:
     """Whether the machine was busy while ``times`` were measured, so that timing again at the next program start may give better ones.
 
-    Uses the geometric mean over all timings. A single median tells nothing: with few calls it may be twice the minimum even on an idle
-    machine.
+    The measure is the ratio of a call's median time to its minimum, as the geometric mean over all timings. The ratio of a single
+    call tells nothing: with few repetitions it may be 2 even on an idle machine. False after ``MAX_STARTS`` program starts.
     """
     timings = [timing for candidates in times.values() for timing in candidates]
     if not timings or timings[0].starts >= MAX_STARTS:

@@ -1,4 +1,4 @@
-"""``drop_with_layout``: removes an implementation that fails, and the implementations that cannot be used without it."""
+"""``drop_with_layout``: removes an implementation that failed, and all others of its weight layout if no other can replace it."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class Provider:
         raise NotImplementedError
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Everything besides their arguments that the speed and the packed weights of the implementations depend on, such as a library
-        version. A plugin's own file need not be included: caches are keyed by its version."""
+        """Everything that the speed and the packed weights of this provider's implementations depend on, such as a library version, without
+        the arguments of their calls. A plugin's own file need not be included: caches depend on its version anyway."""
         return ()
 
     def roofline_limits(self) -> Any:

@@ -175,7 +175,7 @@ class FunctionRegistry:
             choice: the fastest implementations as measured. Targets that it lacks get the preferred implementation.
 
         Raises:
-            UserError: a function or implementation does not exist, the given ones read weights in different layouts, or a layout lacks a function.
+            UserError: a function or implementation does not exist, ``overrides`` have different weight layouts, or a weight layout lacks a function.
         """
         overrides, choice = overrides or {}, choice or {}
         self.check(device, dtype, overrides, quantization)

@@ -28,14 +28,14 @@ from labinfer.weights.resolve import resolve_model
 
 @dataclass(frozen=True)
 class AnswerFiles:
-    """Files that this rank reads, and the identity of the files that all ranks read."""
+    """Files that this rank reads, and the paths and digests (``Identity``) of the files that any rank reads."""
 
     find: Callable[[], dict[str, Path]]
     """Returns the paths of the files that this rank reads, by label."""
     stamps: dict[str, str]
     """``identity.stamp`` (size, times and inode) of each file, by label, taken before the model was loaded."""
     identity: Identity
-    """Identity of all files that any rank reads."""
+    """Path and digest of each file that any rank reads, by label."""
 
     def check_read(self, stamps: Mapping[str, str]) -> None:
         """Check files that were read before ``identify_answer_files``: their stamps must not have changed since.
@@ -51,7 +51,7 @@ class AnswerFiles:
                 raise FilesChanged(f"{self.identity[label].path} was modified while it was read; restart")
 
     def check_loaded(self) -> None:
-        """Check that no file changed since ``identify_answer_files``, so that the loaded weights match ``identity``.
+        """Check that no file changed since ``identify_answer_files``, so that the digests in ``identity`` are those of the loaded weights.
 
         Raises:
             FilesChanged: a file was written to, is new or is gone.

@@ -32,7 +32,8 @@ def choose_layout(
 ) -> EngineOptions:
     """Engine options with the layout of ``--layout`` applied; collective. Without ``--layout`` they are unchanged.
 
-    Rank 0 reads the plan from a file, or makes it from measurements of all machines, and broadcasts it. The placed ranks divide the cores.
+    Rank 0 reads the plan from a file, or makes it from measurements of all machines, and broadcasts it. The cores of each
+    machine are divided among its ranks that work (``working_ranks``).
 
     Args:
         on_progress: called with a text that names the current measurement.

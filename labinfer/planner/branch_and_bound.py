@@ -59,8 +59,8 @@ class _Line:
         return self.fixed + min(0.0, self.last)
 
     def layers_below(self, bound: float, cap: int) -> int:
-        """Largest number of layers with which a stage takes less than ``bound`` seconds at the pipeline position where
-        it is fastest; at most ``cap``."""
+        """Largest number of layers, up to ``cap``, with which a stage takes less than ``bound`` seconds. The stage is timed at the
+        position in the pipeline (first, inner or last) where it is fastest."""
         return _layers_below(bound, self.least_fixed, self.per_layer, cap)
 
 
@@ -92,7 +92,7 @@ class _UnitGroup:
     """Layers that fit in the memory of each unit."""
 
     def layers_below(self, bound: float) -> int:
-        """Largest number of layers per unit with which the unit's stage takes less than ``bound`` seconds."""
+        """Largest number of layers, up to ``self.cap``, with which the stage of one unit takes less than ``bound`` seconds."""
         return _layers_below(bound, self.most_fixed, self.most_layer, self.cap)
 
 

@@ -201,16 +201,16 @@ CONTENTS: dict[str, tuple[Callable[[str, Arguments], Any], dict[str, type]]] = {
 """Parser of each kind of content, and the types of its arguments."""
 
 
-# Transformations of parsed values.
+# ``transform`` of a field: the form in which its parsed value is returned.
 
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 def check_transform(form: Any) -> None:
-    """Check a transformation in a response template (see ``transform``).
+    """Check ``form``, the JSON value ``transform`` of a field in a response template, whose placeholders ``transform()`` replaces.
 
     Raises:
-        ValueError: a text mixes a placeholder with other text.
+        ValueError: a string in ``form`` has a placeholder, such as ``{content.name}``, and other text.
     """
     for inner in form.values() if isinstance(form, dict) else form if isinstance(form, list) else ():
         check_transform(inner)

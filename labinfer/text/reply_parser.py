@@ -120,7 +120,8 @@ class ReplyParser:
         return not self._is_over and (self._read_text(at_end) if self._call is None else self._read_call(at_end))
 
     def _forget_text(self) -> None:
-        """Drop parsed text except its last character, which shows patterns that the rest is not the beginning of a text."""
+        """Drop parsed text except its last character. That character is kept so that the delimiters' regular expressions (``^``, lookbehind)
+        do not take the unparsed text for the beginning of the reply."""
         if (cut := self._begin - 1) > 0:
             self._text = self._text[cut:]
             self._begin, self._end = 1, self._end - cut

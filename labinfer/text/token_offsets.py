@@ -23,10 +23,10 @@ class TokenOffsets:
         self._offset = 0
 
     def read_prompt(self, token_ids: list[int], text: str) -> tuple[list[str], list[int]]:
-        """Texts and offsets of the tokens of a prompt, with which the text begins.
+        """Text and offset of each token of a prompt. Call this before ``read``: offsets count from the beginning of the prompt.
 
         Args:
-            text: text of the prompt. A special token counts only if its text is in ``text``.
+            text: text of the prompt. A special token moves the offsets of later tokens only if ``text`` has the special token's text there.
         """
         tokens, offsets, is_first = [], [], True
         for token_id in token_ids:
@@ -41,7 +41,7 @@ class TokenOffsets:
         return tokens, offsets
 
     def read(self, token_ids: list[int]) -> tuple[list[str], list[int]]:
-        """Texts and offsets of tokens that continue the text."""
+        """Text and offset of each of ``token_ids``, which follow the tokens of earlier calls."""
         offsets: list[int] = []
         return [self._add(token_id, offsets) for token_id in token_ids], offsets
 

@@ -15,7 +15,7 @@ class CheckpointNames:
     """Differences between a family's tensor names and the module paths of the model, which are Llama's names."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Path segments in the model → path segments in the checkpoint, replaced anywhere in a name, such as ``{"self_attn.q_norm":
+    """Path components in the model → path components in the checkpoint, replaced anywhere in a name, such as ``{"self_attn.q_norm":
     "self_attn.query_layernorm", "model": "model.language_model"}``."""
     fused: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     """Projections whose rows the checkpoint stores one after another in one matrix → name of the matrix, such as ``{("gate_proj",
@@ -23,17 +23,17 @@ class CheckpointNames:
     ignored: tuple[str, ...] = ()
     """Name prefixes of tensors that are not loaded, such as ``model.visual.``."""
     roots: tuple[str, ...] = ()
-    """Possible names of the first segment ``model`` in checkpoints of this family, best first. The LM head is next to it: for
+    """Possible names of the first component ``model`` in checkpoints of this family, best first. The LM head is next to it: for
     ``language_model.model`` it is ``language_model.lm_head``."""
     root: str = "model"
-    """First segment of names in the checkpoint, set by ``resolve``; empty if names begin with ``layers.`` or ``embed_tokens.``."""
+    """First component of the checkpoint's tensor names, set by ``resolve``; empty if names begin with ``layers.`` or ``embed_tokens.``."""
     has_draft_layers: bool = False
     """Whether MTP layers may follow the model's own layers (``model.layers.N`` …). Like ``ignored`` tensors, they are not loaded."""
 
     def resolve(self, tensors: Collection[str]) -> CheckpointNames:
         """Copy whose ``root`` is that of a checkpoint with the tensor names ``tensors``.
 
-        Checkpoints of base models, such as ``Qwen3Model``, have no first segment ``model``.
+        Checkpoints of base models, such as ``Qwen3Model``, have no first component ``model``.
         """
         for root in (*self.roots, "model"):
             if any(name.startswith(f"{root}.") for name in tensors):

@@ -157,17 +157,17 @@ class WeightCache:
         return self.folder / f"{checkpoint}-{slice}{SUFFIX}"
 
     def knows(self, checkpoint: str) -> bool:
-        """Whether the current code has written packed weights of a checkpoint. Packed weights prove that the checkpoint passed
-        ``check_checkpoint``."""
+        """Whether the cache has packed weights of a checkpoint, written by this version of the packing code. They prove that the checkpoint
+        passed ``check_checkpoint``."""
         return bool(self._headers(checkpoint))
 
     def written_with(self, checkpoint: str, options: str) -> list[Path]:
-        """Cache files of a checkpoint, written by the current code in a launch whose options have the digest
+        """Cache files of a checkpoint, written by this version of the packing code in a launch whose options have the digest
         ``options``."""
         return [path for path, header in self._headers(checkpoint).items() if header.options == options]
 
     def _headers(self, checkpoint: str) -> dict[Path, WeightHeader]:
-        """Headers of a checkpoint's files that the current code wrote."""
+        """Cache files of a checkpoint that this version of the packing code wrote, with their headers."""
         paths = (file.path for file in self.files() if file.path.name.startswith(checkpoint))
         headers = ((path, try_header(path)) for path in paths)
         asked = (checkpoint, self.code)

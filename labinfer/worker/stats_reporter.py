@@ -26,7 +26,7 @@ class StatsReporter:
     Args:
         pipeline: links between stages; None if there is one stage.
         energy: counters of energy that this rank reads.
-        offload: None if all experts are in memory.
+        offload: cache of the experts that are kept in a file (``--expert-offload``); None if all experts are in memory.
     """
 
     def __init__(

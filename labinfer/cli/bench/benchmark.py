@@ -32,5 +32,5 @@ class Benchmark(Protocol):
         """
 
     def run(self, llm: BenchModel, check: Callable[[], None]) -> BenchResult:
-        """Run the benchmark with a single call of ``LLM.run``, as the other ranks take part in only one run. ``check`` may raise
-        ``Interrupted``."""
+        """Run the benchmark with a single call of ``LLM.run``, as the other ranks take part in only one run. ``LLM.run``
+        calls ``check`` in every step; it raises ``Interrupted`` when a signal has requested the end."""

@@ -38,13 +38,14 @@ def build(
 
 
 KERNELS = ("", "amx", "dot")
-"""Kernels of products, as suffixes of C++ function names: the default (float32 or integers in vector registers), AMX tiles (bfloat16 and
-integers), and bfloat16 dot products. Without autotuning the last one is preferred, as it is fast with few rows."""
+"""Instruction sets that matrix products are compiled for, as suffixes of C++ function names: plain vector instructions (no suffix; float32
+and integers), AMX tiles (bfloat16 and integers), and bfloat16 dot products. Without autotuning the last one that the processor has is
+preferred, as it is fast with few rows."""
 PRODUCTS = (
     *("linear", "linear12", "linear_int8", "linear_groups", "sum_linear", "sum_linear_int8", "sum_linear_groups"),
     *("experts", "attend", "attend_latent"),
 )
-"""Functions that have variants for some kernels."""
+"""Functions that are compiled for several of ``KERNELS``."""
 
 
 WORDS = {ctypes.c_void_p: "Q", ctypes.c_int64: "q", ctypes.c_int: "i4x", ctypes.c_float: "f4x"}
@@ -95,7 +96,7 @@ class Library:
         setattr(self, name, call)
 
     def find(self, name: str, kernel: str) -> Callable:
-        """Variant of the function ``name`` for ``kernel``, one of ``KERNELS``."""
+        """Return the C++ function ``name``, compiled for the instruction set ``kernel``, a member of ``KERNELS``."""
         return getattr(self, f"{name}_{kernel}" if kernel else name)
 
     def run(self, step: Callable[[], None]) -> None:

@@ -18,9 +18,9 @@ from labinfer.functions.reference.elementwise import gelu_and_mul
 from labinfer.functions.stacked_experts import StackedExperts
 
 MAX_EXPERTS = 1024
-"""Maximum number of groups (experts) in a call of the operator."""
+"""Maximum number of groups (experts) in a call of ``npu_grouped_matmul``."""
 MAX_SIZE = 65535
-"""Maximum size of the last dimension of rows and weights in a call of the operator."""
+"""Maximum size of the last dimension of rows and weights in a call of ``npu_grouped_matmul``."""
 SIZES = 1
 """Value of the arguments ``group_list_type`` and ``expert_tokens_num_type``: the groups' sizes, not the cumulative sums."""
 
@@ -57,7 +57,7 @@ def experts(
 
 
 def _can_group(weight: PackedWeight, x_TD: torch.Tensor) -> bool:
-    """Whether the operator multiplies rows of this dtype by stacked matrices in this form."""
+    """Whether ``npu_grouped_matmul`` multiplies rows in the dtype of ``x_TD`` by the stacked matrices ``weight``: sizes, dtype, quantization."""
     if max(weight.inputs, weight.outputs) > MAX_SIZE or not weight.inputs or not weight.outputs:
         return False
     if isinstance(weight, DenseWeight):

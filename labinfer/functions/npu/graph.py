@@ -133,7 +133,8 @@ class NpuCapture:
 
     @contextmanager
     def attending(self, lengths: StepLengths | None):
-        """Context manager in which attention takes context lengths from ``lengths`` if the batch's lists are ``HostReadGuard``."""
+        """Context manager in which attention takes the context lengths from ``lengths`` for a batch whose ``context_lens`` is a
+        ``HostReadGuard`` (a dry run), or raises ``NotReplayable`` if ``lengths`` is None. Otherwise it reads ``context_lens``."""
         self._attention.lengths = lengths
         try:
             yield

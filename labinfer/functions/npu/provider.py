@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def multiplies(form: QuantLayout) -> bool:
-    """``Device.multiplies`` of NPUs, see ``products.multiplies``."""
+    """Whether NPUs multiply by a checkpoint's quantized weights in ``form`` as they are stored, without dequantizing them."""
     # ranks without an NPU read the description of the device, and need the operators' modules only for such checkpoints
     from labinfer.functions.npu import products
 

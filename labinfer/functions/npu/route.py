@@ -12,9 +12,9 @@ from labinfer.functions.routing_rule import RouterWeights, RoutingRule
 
 MAX_EXPERTS = 2048
 GROUP_ALIGNMENT = 32
-"""The operator pads the experts of each group to a multiple of this number; all groups together are at most ``MAX_EXPERTS``."""
+"""``npu_moe_gating_top_k`` pads the experts of each group to a multiple of this number; at most ``MAX_EXPERTS`` in all groups together."""
 SOFTMAX, SIGMOID = 0, 1
-"""Values of the operator's argument ``norm_type``."""
+"""Values of the argument ``norm_type`` of ``npu_moe_gating_top_k``."""
 
 
 def route(
@@ -49,7 +49,7 @@ def _is_grouped(rule: RoutingRule) -> bool:
 
 
 def _can_route(rule: RoutingRule, num_experts: int) -> bool:
-    """Whether the operator supports ``rule`` for this number of experts."""
+    """Whether ``npu_moe_gating_top_k`` supports ``rule`` for ``num_experts`` experts."""
     if rule.scores == "chosen" or rule.scores == "sigmoid" and not rule.normalized:
         return False
     groups, chosen = (rule.num_groups, rule.num_chosen_groups) if _is_grouped(rule) else (1, 1)

@@ -251,7 +251,7 @@ class RotaryTable:
         self._sin_SR[rows] = self._spread(angles_SF.sin() * self._factor)
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin at ``positions_T``, which must be covered, (T, R) each."""
+        """Rows ``positions_T`` of cos and sin, (T, R) each; ``cover`` or ``place`` must have filled these rows of the table."""
         return self._cos_SR[positions_T], self._sin_SR[positions_T]
 
     def turn(self, x_SKR: torch.Tensor, positions: int) -> torch.Tensor:

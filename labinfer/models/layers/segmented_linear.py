@@ -75,7 +75,7 @@ class MatrixSegment(RowParallelLinear):
 
     @property
     def linear(self) -> Linear:
-        """``Linear`` of the implementation that packs the segment's matrix."""
+        """The function ``linear`` that multiplies rows by this segment's packed matrix."""
         return self._functions.linear
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:

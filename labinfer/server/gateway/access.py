@@ -48,12 +48,12 @@ ANONYMOUS = ApiCaller("anonymous")
 class ApiKeys:
     """API keys of the server; without keys, every caller is ``ANONYMOUS``.
 
-    Of each key only the length and a digest are kept; digests are keyed with a secret of this process. Cache salts are such
-    digests, too, so that nobody can find or test a key by a leaked salt.
+    Of each API key only the length and a digest are kept. Cache salts and owner ids are digests of the API key, too. All digests also
+    depend on a secret, so that nobody can find or test an API key by a leaked digest.
 
     Args:
-        keys: key and name of each caller.
-        secret: secret that keys the digests; a stored secret keeps owner ids stable across restarts; empty for a random secret.
+        keys: API key and name of each caller.
+        secret: secret that digests of API keys depend on; a stored one keeps owner ids stable across restarts. Empty for a random secret.
     """
 
     def __init__(self, keys: dict[str, str], secret: bytes = b""):

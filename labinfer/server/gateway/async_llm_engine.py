@@ -85,15 +85,15 @@ class AsyncLLMEngine:
         self._change: asyncio.Future[LayoutAnswer] | None = None  # result of the pending ``change_layout``
         self._awaits_outcome = False  # a layout change has begun and its ``LayoutAnswer`` has not arrived
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
-        """Callback for the stats of an engine when they arrive."""
+        """Called with each ``EngineStats`` that arrives from the engine host."""
         self.on_trace: Callable[[Trace], None] = lambda trace: None
-        """Callback for traces of steps when they arrive, which they do between ``watch(True)`` and ``watch(False)``."""
+        """Called with each ``Trace`` of steps that arrives; the engine host sends traces between ``watch(True)`` and ``watch(False)``."""
         self.on_attach: Callable[[list[ModelInfo]], None] = lambda models: None
-        """Callback when an engine host has loaded its models."""
+        """Called with the models of an engine host when it has loaded them."""
         self.on_begin: Callable[[], None] = lambda: None
-        """Callback when an engine host has connected, and when it has reloaded models."""
+        """Called when an engine host has connected, and when it has reloaded models."""
         self.on_end: Callable[[bool], None] = lambda is_final: None
-        """Callback when the engine host sends no more data. Its argument says whether open requests have failed because no other
+        """Called when the engine host sends no more data. The argument says whether open requests have failed because no other
         host will continue them."""
 
     async def run(self, link: HostConnection) -> None:

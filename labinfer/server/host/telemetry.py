@@ -17,19 +17,19 @@ from labinfer.server.link.frames import FromHost, StatsUpdate, Trace
 from labinfer.server.link.stats import EngineStats, RankStats, TracedStep
 
 STATS_SECONDS = 1.0
-"""Seconds between two stats while there is work."""
+"""Seconds between two reports of statistics while there is work."""
 WATCHED_SECONDS = 0.5
-"""Seconds between two stats while a client watches, and after work has ended."""
+"""Seconds between two reports of statistics while a client watches, and after work has ended."""
 IDLE_STATS = 2
-"""Number of stats that are sent after work has ended. Only the second has the final stats of the other ranks."""
+"""Number of reports of statistics after work has ended. Only the second has the final statistics of the other ranks."""
 WATCHED_SLICES = 640
-"""Maximum number of trace slices that a rank records between two stats: the slices of about 60 steps. Later slices are dropped, so
-that the cost of watching does not depend on the speed of steps."""
+"""Maximum number of trace slices that a rank records between two reports of statistics: the slices of about 60 steps. Later slices
+are dropped, so that the cost of watching does not depend on the speed of steps."""
 ALL_SLICES = 16 * WATCHED_SLICES
 """Maximum number of trace slices of all ranks and models together that are sent at a time. Decoding them must not delay the
 gateway's responses, and the slices of one rank must fit into one frame of the health channel."""
 WATCHED_STEPS = 64
-"""Maximum number of traced steps of a model between two stats."""
+"""Maximum number of traced steps of a model between two reports of statistics."""
 SHOWN_SEQUENCES = 32
 """Maximum number of sequences that a traced step lists."""
 

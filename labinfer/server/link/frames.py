@@ -23,7 +23,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 
 def host_heartbeat(progress: Progress) -> Heartbeat:
-    """Make a heartbeat of the engine host, with the step and the wait of rank 0."""
+    """Make the engine host's heartbeat from rank 0's ``progress``: its current step, and the ranks that it waits for, if any."""
     waiting = progress.wait()
     if waiting is None:
         return Heartbeat(progress.describe())

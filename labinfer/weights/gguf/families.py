@@ -100,8 +100,8 @@ Order = Literal["rotated pairs", "tiled heads", "tiled values", "tiled values be
 """Row orders of GGUF files, see ``orders.py``. In the order of the names: Llama's query and key heads; Gated DeltaNet's value heads
 of one row each; its value heads of several rows; its value heads after queries and keys."""
 Join = Literal["interleaved", "heads"]
-"""How one tensor is made of the two that a GGUF file stores: columns interleaved (gate and up of gpt-oss), or per head the key rows
-then the value rows (DeepSeek's ``kv_b_proj``). See ``joins.py``."""
+"""How to make one tensor from two that a GGUF file stores. "interleaved": columns of the two alternate (gate and up of gpt-oss).
+"heads": each head has its key rows from the first and then its value rows from the second (DeepSeek's ``kv_b_proj``). See ``joins.py``."""
 Change = Literal["less one", "log of negated"]
 """Functions that are applied to a tensor's values on loading: ``x - 1``, and ``log(-x)``."""
 
@@ -126,8 +126,8 @@ class GgufFamily:
     changes: Mapping[str, Change] = field(default_factory=dict)
     """Modules whose values are changed on loading → name of the change."""
     joins: Mapping[str, tuple[Join, str, str]] = field(default_factory=dict)
-    """Tensors of a layer that GGUF files store in two parts → how to join them (see ``Join``), and names of the two parts: keys of
-    ``parts`` with a suffix such as ``.weight``."""
+    """Tensors of a layer that GGUF files store as two tensors each → (``Join``, name of the first, name of the second). The two names are
+    keys of ``parts`` with a suffix such as ``.weight``."""
     read_config: Callable[[GgufFile, Mapping[str, Any]], dict[str, Any]] | None = None
     """Returns further keys of ``config.json``, given the GGUF file and the keys that all families have."""
 

@@ -23,8 +23,8 @@ RANK = 4
 class GgufModel(ModelFiles):
     """Model in GGUF; see ``ModelFiles``. The path names the only file, or the first of several.
 
-    A file without ``output.weight`` ties its LM head to the embedding: therefore ``has_head`` is always true and
-    ``has_different_head`` always false.
+    The LM head is the tensor ``output.weight``; without that tensor it is tied to the embedding, and the config says so. So an LM
+    head is never missing (``has_head`` is true), and never contradicts the config (``has_different_head`` is false).
     """
 
     def config(self) -> dict[str, Any]:

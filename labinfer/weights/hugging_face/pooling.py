@@ -64,10 +64,14 @@ def read_pooling(model: Path) -> PoolingConfig | None:
 
 
 def _inside(model: Path, path: Path, module: dict[str, Any]) -> Path:
-    """Folder of a module.
+    """Folder with the settings of ``module``, an entry of ``modules.json``.
+
+    Args:
+        model: checkpoint directory.
+        path: path of ``modules.json``, for errors.
 
     Raises:
-        UserError: the path is not that of a folder next to ``modules.json``.
+        UserError: ``module["path"]`` does not name a folder in ``model``.
     """
     name = module.get("path", "")
     if not isinstance(name, str) or "\0" in name or (name and Path(name).name != name):
