@@ -29,7 +29,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads import Workload, draw_workloads
+from workloads import USUAL_WORKLOADS, Workload, draw_workloads
 
 HERE = Path(__file__).parent
 OURS = "labinfer"
@@ -48,7 +48,6 @@ ENGINES = {
 }
 """Precisions of weights that each engine runs here; its runner says how they are made. A name may end with a variant: the dtype
 in which the engine calculates, where that is not the runner's own choice."""
-USUAL_WORKLOADS = ("W1", "W2", "W3")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 LIMIT_SECONDS = 1800
 

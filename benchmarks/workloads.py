@@ -35,6 +35,7 @@ VARIANTS = {
 }
 """Options of each variant."""
 TITLES = {"reference": "torch's functions", "auto": "compiled functions"}
+USUAL_WORKLOADS = ("W1", "W2", "W3")
 CONTEXT, BATCH_TOKENS, BLOCKS = 4096, 2048, 1600
 
 
@@ -80,9 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, default=["reference", "auto"], help="what to compare"
     )
-    parser.add_argument(
-        "--workloads", nargs="+", choices=("W1", "W2", "W3"), default=["W1", "W2", "W3"], help="what to run"
-    )
+    parser.add_argument("--workloads", nargs="+", choices=USUAL_WORKLOADS, default=USUAL_WORKLOADS, help="what to run")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks in a stage")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

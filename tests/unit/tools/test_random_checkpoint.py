@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import random_checkpoint
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
-import random_checkpoint  # noqa: E402
 
 PARAMETERS = {
     "qwen2-0.5b": 494_032_768,
