@@ -1,4 +1,4 @@
-"""CallLock: a lock for calls from several threads, of which one runs at a time; a call may be a generator."""
+"""CallLock: a lock that lets several threads call a model one at a time; a call may be a generator."""
 
 from __future__ import annotations
 

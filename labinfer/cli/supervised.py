@@ -50,7 +50,7 @@ def supervise(signals: SignalGuard, program: str, arguments: list[str]) -> int:
         raise UserError("supervise restarts serve, or a job with --input FILE and --output FILE; give one of them")
     options = EngineOptions.from_flat(given_options(args, *SECTIONS))
     if options.model.autotune == "again":
-        again = [*again, "--autotune", "on"]  # after a restart, ranks use what the first start measured
+        again = [*again, "--autotune", "on"]  # restarted ranks use the kernel timings of the first start
     from labinfer.cli.commands.supervise import run
 
     return run(

@@ -285,8 +285,7 @@ class Criterion:
         return self.value(sum(paths) + hops, max(most, transfer))
 
     def route_seconds(self, stages: Sequence[Stage], cluster: Cluster) -> tuple[float, float]:
-        """Seconds of all hops of a layout, including the return of tokens to the first stage, and the largest number of seconds for
-        which one link is busy."""
+        """Seconds of a layout's hops, with the return of tokens to the first stage, and the longest time for which a link is busy."""
         hops = transfer = 0.0
         for sender, receiver in itertools.pairwise(stages):
             link = cluster.link(sender.machine, receiver.machine)
@@ -368,9 +367,7 @@ def _chunk_steps(
         others_wait=True,
     )
     prompts = decodes / request.output  # new prompts per step
-    longer = max(
-        0.0, request.prompt_context - request.prompt / 2
-    )  # tokens before a chunk, in addition, as prompts differ
+    longer = max(0.0, request.prompt_context - request.prompt / 2)  # more tokens before a chunk if prompt lengths vary
     if prompts * len(chunks) >= 1:
         pieces = math.ceil(prompts)
         size = prompts * request.prompt / pieces

@@ -1,4 +1,4 @@
-"""parse_content: parses the text of one field of a reply. The response template says of which kind the field's content is.
+"""parse_content: parses the text of one field of a reply, by the kind of content that the response template gives the field.
 
 The kinds of content, and their arguments, are those of Transformers' response templates (Transformers' documentation,
 "Response parsing"). Any text gives either a value or a ``ValueError``.

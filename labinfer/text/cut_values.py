@@ -151,8 +151,7 @@ def _quote_strings(text: str, begin: str, end: str) -> str:
 
 
 def _read_tags(text: str, arguments: Arguments) -> CutValue:
-    """Parse a text that consists of tags, the last of which may be truncated. The value of a truncated tag is kept if it is a
-    string."""
+    """Parse a text of tags. If the last tag is truncated, its value is kept if it is a string."""
     pattern = arguments["tag_pattern"]
     beginning, ending = tag_marks(pattern)
     end = text.rfind(ending) + len(ending) if ending and ending in text else 0

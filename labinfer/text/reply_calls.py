@@ -1,4 +1,4 @@
-"""Tool calls in replies. OpenCall: a call of which only the beginning has arrived; CallReader: parses the text of calls."""
+"""Tool calls in replies. OpenCall: a tool call whose end has not arrived yet; CallReader: parses the text of tool calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STRING_MARKS = {"outside": re.compile('"'), "in string": re.compile(r'["\\\x00-
 
 @dataclass(kw_only=True)
 class OpenCall:
-    """A tool call in a streamed reply of which only the beginning has arrived. Positions are indices into the reply's text."""
+    """A tool call of a streamed reply whose end has not arrived yet. Positions are indices into the reply's text."""
 
     field: Field
     match: Match

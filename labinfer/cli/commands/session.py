@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 Command = Callable[..., int]
 """Function of a command: ``run(session, **own)``, called on every rank. Returns the exit status.
 
-A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options
-whose fields are made by ``option_fields.option``. Those that are engine sections (``labinfer.base.config.SECTIONS``) only add the
-engine's flags. For the command's own sections the function receives ``options=[…]``, one object per section in order; a command
+A plugin registers one with ``@register("command", NAME, help=TEXT, options=SECTIONS)``. ``SECTIONS`` are dataclasses of options,
+with fields made by ``option_fields.option``. The engine's sections (``labinfer.base.config.SECTIONS``) only add the engine's flags
+to the command. For the command's own sections the function receives ``options=[…]``, one object per section in order; a command
 without sections of its own receives only the session. Contract:
 
 - Every rank calls ``session.join()`` first, or none does.

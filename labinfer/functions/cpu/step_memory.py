@@ -37,7 +37,7 @@ class Block:
 
 
 class StepMemory:
-    """Pool of blocks for tensors of captured steps, of which one runs at a time.
+    """Pool of blocks for the tensors of captured steps; only one captured step runs at a time.
 
     A tensor holds its block as long as anything refers to its storage, views included. A free block is reused within the step and by
     other steps.

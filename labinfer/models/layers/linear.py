@@ -28,8 +28,8 @@ class MergedColumnParallelLinear(Matrix):
     A checkpoint may store the projections separately, or fused into one matrix with their rows in order: see ``StageContext.names``.
 
     Args:
-        parts: name, full number of outputs and this rank's range of outputs, for each projection. A projection of which this rank
-            has several ranges is listed once for each range.
+        parts: name, full number of outputs and this rank's range of outputs, for each projection. A projection with
+            several ranges on this rank is listed once for each range.
         bias: whether the checkpoint has biases for the projections.
         kind: selects the quantization.
     """

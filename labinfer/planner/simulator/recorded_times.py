@@ -150,7 +150,7 @@ def _clip(waits: dict[int, tuple[int, int, int]]) -> dict[int, int]:
 
 
 def _read_steps(track: Track) -> dict[int, _Step]:
-    """Steps of ``track``, by step id; steps of which a part was not recorded are left out."""
+    """Steps of ``track`` by step id, without steps that were recorded in part."""
     steps: dict[int, _Step] = {}
     plan_wait, before = None, None
     outer = [slice for slice in track.slices if slice.name in ("wait for a plan", "step")]

@@ -24,7 +24,7 @@ class BodyMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether a body of the maximum length would be rejected, whoever sends it, because too little memory is free."""
+        """Whether too little memory is free to accept a request body of the maximum length from any client."""
         return self._num_bytes > self._most - self._most_per_caller
 
     def lease(self, caller: str) -> BodyLease:

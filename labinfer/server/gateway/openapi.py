@@ -1,8 +1,9 @@
 """``/openapi.json`` (OpenAPI 3.1), generated from the structs that decode requests and encode answers.
 
-The document therefore matches what the server checks and sends. Stream events, which only OpenAPI 3.2 can describe, are under
-``x-itemSchema``, in the format of ``itemSchema`` of OpenAPI 3.2. The document rejects every request that the server rejects, except
-for rules between fields and limits of token counts, which JSON schema cannot express.
+The document matches the requests that the server accepts and the responses that it sends. Events of streams are under
+``x-itemSchema``, an extension in the format of OpenAPI 3.2's ``itemSchema``, as OpenAPI 3.1 cannot describe them. The document
+rejects every request that the server rejects, except for rules between fields and limits of token counts, which JSON schema cannot
+express.
 """
 
 from __future__ import annotations
