@@ -1,4 +1,4 @@
-"""GGUF files of bfloat16 checkpoints of Qwen2, Qwen3-MoE and Qwen3.5, for llama.cpp.
+"""GGUF files of bfloat16 checkpoints of Qwen2, Qwen3, Qwen3-MoE, Qwen3.5, Llama and Gemma 3 (text), for llama.cpp.
 
 Sizes and weights, and a vocabulary of made-up words, which OpenVINO does not do without. Tensors are named by gguf's own
 map; what else changes is what llama.cpp's loader asks for (``src/models/`` of https://github.com/ggml-org/llama.cpp).
@@ -19,12 +19,17 @@ from harness import Unavailable
 
 ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
 """llama.cpp's architectures by model type."""
 HYBRIDS = (gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+NORMS_LESS_ONE = (*HYBRIDS, gguf.MODEL_ARCH.GEMMA3)
+"""Architectures whose checkpoints store the weights of norms less 1; llama.cpp reads the whole weights."""
 HYBRID_DEFAULTS = {
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
@@ -60,6 +65,9 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
         config = HYBRID_DEFAULTS | config
         _add_hybrid_sizes(writer, config)
     _add_sizes(writer, config)
+    _add_rope_scaling(writer, config)
+    if architecture is gguf.MODEL_ARCH.GEMMA3:
+        _add_sliding_window(writer, config)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, bits in _read_tensors(checkpoint):
         match = names.get_type_and_name(name.replace("dt_bias", "dt_proj.bias"), (".weight", ".bias"))
@@ -69,12 +77,14 @@ def write_gguf(checkpoint: Path, path: Path) -> None:
         if kind is KIND.SSM_CONV1D:
             bits = bits.squeeze(1)
         bits = _tile_value_heads(kind, bits, config)
+        if architecture is gguf.MODEL_ARCH.LLAMA:
+            bits = _interleave_rotary_pairs(kind, bits, config)
         if bits.ndim == 1 or kind in FLOAT32:
             values = (bits.astype(np.uint32) << 16).view(np.float32)
             if kind is KIND.SSM_A:
                 values = -np.exp(values)
-            elif hybrid and name.endswith("norm.weight") and kind is not KIND.SSM_NORM:
-                values += 1  # Qwen3.5 stores them less 1
+            elif architecture in NORMS_LESS_ONE and name.endswith("norm.weight") and kind is not KIND.SSM_NORM:
+                values += 1
             writer.add_tensor(new_name, values)
         else:
             writer.add_tensor(new_name, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -105,6 +115,51 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+
+
+def _add_rope_scaling(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add the scaling of the rotary frequencies: one factor for all, or for Llama 3 a tensor with a divisor of each frequency.
+
+    Raises:
+        Unavailable: the converter does not know the type of scaling.
+    """
+    scaling = config.get("rope_scaling") or {"rope_type": "default"}
+    if scaling["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling["factor"])
+    elif scaling["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(config, scaling))
+    elif scaling["rope_type"] != "default":
+        raise Unavailable(f"rope_type {scaling['rope_type']}; this converter knows linear and llama3")
+
+
+def _llama3_divisors(config: dict[str, Any], scaling: dict[str, Any]) -> np.ndarray:
+    """Divisor of each rotary frequency: 1 for short wavelengths, ``factor`` for long ones, and between them one that makes the
+    frequency linear in the number of turns in the original context."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    frequencies = config["rope_theta"] ** -(np.arange(0, size, 2) / size)
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clip(0, 1)
+    return (1 / (kept + (1 - kept) / scaling["factor"])).astype(np.float32)
+
+
+def _add_sliding_window(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Add Gemma 3's window. llama.cpp knows the rest by itself: which layers have it, that these rotate with a base of 10,000, and the
+    scales of embeddings and queries.
+
+    Raises:
+        Unavailable: the checkpoint differs from what llama.cpp assumes.
+    """
+    assumed = {
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": config["head_dim"],
+    }
+    for key, value in assumed.items():
+        if config.get(key, value) != value:
+            raise Unavailable(f"{key} {config[key]}; llama.cpp assumes {value} for Gemma 3")
+    writer.add_sliding_window(config["sliding_window"])
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
@@ -141,6 +196,15 @@ def _tile_value_heads(kind: KIND, bits: np.ndarray, config: dict[str, Any]) -> n
     begin = 2 * keys * config["linear_key_head_dim"] if kind in (KIND.ATTN_QKV, KIND.SSM_CONV1D) else 0  # after q and k
     tiled = np.arange(begin, bits.shape[axis]).reshape(keys, values // keys, -1).swapaxes(0, 1).ravel()
     return bits.take(np.concatenate([np.arange(begin), tiled]), axis)
+
+
+def _interleave_rotary_pairs(kind: KIND, bits: np.ndarray, config: dict[str, Any]) -> np.ndarray:
+    """Reorder the rows of Llama's query and key heads: a checkpoint pairs a row of a head's first half with one of its second half,
+    llama.cpp pairs neighbours."""
+    heads = {KIND.ATTN_Q: config["num_attention_heads"], KIND.ATTN_K: config["num_key_value_heads"]}.get(kind)
+    if heads is None:
+        return bits
+    return bits.reshape(heads, 2, -1, *bits.shape[1:]).swapaxes(1, 2).reshape(bits.shape)
 
 
 def _read_tensors(checkpoint: Path) -> Iterator[tuple[str, np.ndarray]]:
