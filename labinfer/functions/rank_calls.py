@@ -116,6 +116,12 @@ class RankCalls:
             total += call.work(rows, self.setting) + Work(call.read_bytes(weight.nbytes, rows), 0)
         return total
 
+    def packed_bytes(self, target: str, implementation: Implementation) -> float:
+        """Bytes of all weights of ``target`` that the rank has, packed for ``implementation``; estimated from those that are timed."""
+        timed, packed = self._weight_calls(target), self._sets(target, implementation.layout)[0]
+        elements = sum(count * call.elements for call, count in self.counts[target].items())
+        return elements * sum(weight.nbytes for weight in packed) / sum(call.elements for call in timed)
+
     def _sequence(self, target: str) -> list[FunctionCall]:
         """Calls of ``target`` that are timed together, each repeated in proportion to its count in lowest terms. If all
         layers are alike, these are the calls of one layer."""

@@ -36,7 +36,11 @@ def test_every_function_is_in_the_table_with_its_roofline_limits_and_drawn(
     lines = done.stdout.splitlines()
     functions = {one["function"] for one in figures}
     assert lines[0].startswith("roofline limits (")
-    assert len(lines) == 1 + 4 * len(functions) + len(figures), (
+    limits = found["workload_limits"]
+    assert list(limits) == (["W1", "W2", "W3"] if ranks == 1 else [])
+    assert [line.split(" (")[0] for line in lines[1 : 1 + len(limits)]] == [f"limit of {name}" for name in limits]
+    assert all(limit > 0 for limit in limits.values())
+    assert len(lines) == 1 + len(limits) + 4 * len(functions) + len(figures), (
         "before the rows: a gap, a title, the header and its rule"
     )
     assert functions == PRODUCTS | {"add_rms_norm", "silu_and_mul", "rotate_and_write"}

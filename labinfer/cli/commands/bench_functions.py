@@ -1,7 +1,7 @@
 """``launch.py bench functions``: times of every implementation of every function, compared with the machine's roofline limits.
 
 Sizes are those of the rank's shard of a model, whose weights are not needed. All ranks measure at one time, as all compute in a
-run; rank 0 prints its own results.
+run; rank 0 prints its own results. If it has the whole model, it also prints the limits of the workloads W1, W2 and W3.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ import torch
 
 from labinfer.base.errors import ExitStatus
 from labinfer.cli.bench.options import FunctionBenchOptions
+from labinfer.cli.bench.workload_limits import PackedBytes, WorkloadLimits
+from labinfer.cli.bench.workloads import USUAL_WORKLOADS, draw_workloads
 from labinfer.cli.commands.plot_file import check_plot
 from labinfer.cli.commands.roofline import Figure, draw_roofline
 from labinfer.cli.commands.session import Session
 from labinfer.comm.spmd.devices import use_device
 from labinfer.functions.autotune import TIMED_ROWS, Times, choose, is_tuned, time_candidates
+from labinfer.functions.calls import LinearCall
+from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.rank_calls import RankCalls
 from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.launch.find_model import find_model
@@ -66,11 +70,20 @@ def run(session: Session, own: FunctionBenchOptions) -> int:
         limits = next(filter(None, measured), RooflineLimits(torch.get_num_threads(), 0, 0, 0, 0))
         times = time_candidates(calls, calls.candidates, SECONDS, dropout_ratio=float("inf"))
         figures = make_figures(calls, times, limits, is_tuned(dtype) and options.model.autotune != "off")
+        workloads = {}
+        if layout.topology.num_places == 1:
+            model, kv_dtype = layout.meta(place).model, layout.kv_dtype(place)
+            workloads = workload_limits(WorkloadLimits(model, count_packed_bytes(calls, figures), kv_dtype, limits))
     with group.raise_on_all_ranks():
         if group.rank == 0:
-            OutputFile(STANDARD).write(f"{describe_limits(limits)}\n\n{figures_table(figures)}\n")
+            described = "\n".join([describe_limits(limits), *describe_workloads(workloads)])
+            OutputFile(STANDARD).write(f"{described}\n\n{figures_table(figures)}\n")
         if file is not None:
-            report = {"roofline_limits": dataclasses.asdict(limits), "figures": list(map(dataclasses.asdict, figures))}
+            report = {
+                "roofline_limits": dataclasses.asdict(limits),
+                "workload_limits": workloads,
+                "figures": list(map(dataclasses.asdict, figures)),
+            }
             file.begin()
             file.write(json.dumps(report, indent=1) + "\n")
         if group.rank == 0 and own.plot:
@@ -124,6 +137,34 @@ def describe_limits(limits: RooflineLimits) -> str:
     arithmetic = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in rates)
     threads = f"{limits.threads} thread{'s' * (limits.threads != 1)}"
     return f"roofline limits ({threads}): memory {limits.memory / 1e9:.1f} GB/s, {arithmetic}"
+
+
+def count_packed_bytes(calls: RankCalls, figures: list[Figure]) -> PackedBytes:
+    """Bytes of the rank's weights, packed as for the implementations that a run would use at one row."""
+    chosen = {figure.function: figure.implementation for figure in figures if figure.is_chosen and figure.rows == 1}
+    num_bytes = {LinearCall: 0.0, ExpertsCall: 0.0}
+    for target, counts in calls.counts.items():
+        if (kind := type(next(iter(counts)))) in num_bytes:
+            num_bytes[kind] += calls.packed_bytes(target, calls.candidates[target][chosen[target]])
+            calls.forget_weights()
+    return PackedBytes(num_bytes[LinearCall], num_bytes[ExpertsCall])
+
+
+def workload_limits(limits: WorkloadLimits) -> dict[str, float]:
+    """Limits of W1, W2 and W3 in tokens/s, by name; empty if they are not known."""
+    if not limits.is_known:
+        return {}
+    return {name: limits.tokens_per_second(work) for name, work in draw_workloads().items() if name in USUAL_WORKLOADS}
+
+
+def describe_workloads(workloads: dict[str, float]) -> list[str]:
+    """Lines with the limits of the workloads at the model's sizes."""
+    titles = {
+        "W1": "one stream, decode",
+        "W2": "a batch of 32 requests, output",
+        "W3": "a prompt of 2048 tokens, prefill",
+    }
+    return [f"limit of {name} ({titles[name]}): {limit:.1f} tokens/s" for name, limit in workloads.items()]
 
 
 def figures_table(figures: list[Figure]) -> str:

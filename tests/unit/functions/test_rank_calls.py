@@ -157,6 +157,14 @@ def test_part_of_large_matrices_is_timed():
     assert 15 * 2**20 < work.num_bytes < 17 * 2**20
 
 
+def test_bytes_of_all_weights_follow_from_those_of_the_timed_part():
+    for matrices in (((96, 64), (64, 32)), ((100_000, 2048), (2048, 512))):
+        calls = rank_calls(reference_registry(), layer_calls(matrices, 2))
+        reference = calls.candidates["layer.linear"]["reference"]
+        elements = 2 * sum(outputs * inputs for outputs, inputs in matrices)
+        assert calls.packed_bytes("layer.linear", reference) == pytest.approx(2 * elements)
+
+
 def test_function_the_user_chose_is_not_timed():
     calls = rank_calls(registry_with_rival(), overrides={"linear": "slow"})
     assert set(calls.contested()) == {"latent_attention"}
