@@ -7,11 +7,13 @@
 Each engine runs as ``peers/NAME_runner.py`` in a process and an environment of its own (``ENVS/NAME``), one after another,
 with the same prompts, the same number of threads and bound to the same cores. A round takes each engine at each precision
 once; figures are medians over the rounds, ratios medians of each round's ratio. Precisions are those of the weights. An engine
-that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``.
+that can calculate in several dtypes stands there with each, as ``NAME-DTYPE``. A row "labinfer, of the limit" has the share of the limit that
+this engine's figures are (``labinfer/cli/bench/workload_limits.py``), with roofline limits measured in each of its processes.
 
 ``--precisions Q8_0 Q4_0 Q4_K_M`` takes this engine, llama.cpp and OpenVINO over the same GGUF files, which llama.cpp's runner makes;
 OpenVINO does not know all types that are in Q4_K_M.
-``--workloads W1 W1-4k W1-16k`` takes W1 behind 4,000 and 16,000 tokens, too.
+``--workloads W1 W1-4k W1-16k`` takes W1 behind 4,000 and 16,000 tokens, too. ``--requests 8`` takes the first 8 of the 32 requests of W2
+on every engine, for models of billions of parameters.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
-from workloads import USUAL_WORKLOADS, Workload, draw_workloads
+from workloads import add_requests_option
+
+from labinfer.cli.bench.workloads import NUM_REQUESTS, USUAL_WORKLOADS, BenchWorkload, draw_workloads
 
 HERE = Path(__file__).parent
 OURS = "labinfer"
@@ -58,13 +64,13 @@ Round = dict[str, dict[str, Figures]]
 
 
 def main() -> None:
-    all_workloads = draw_workloads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint in bfloat16 that all engines know")
     parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="folder of the peers' environments")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=USUAL_PRECISIONS)
-    parser.add_argument("--workloads", nargs="+", choices=all_workloads, default=USUAL_WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", choices=draw_workloads(), default=USUAL_WORKLOADS)
+    add_requests_option(parser)
     parser.add_argument("--draft", type=Path, help="checkpoint of a draft model, for engines whose runner has them")
     parser.add_argument("--draft-tokens", type=int, default=3, help="that it drafts at a time")
     parser.add_argument("--threads", type=int, default=2)
@@ -72,7 +78,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures of all rounds to this file")
     args = parser.parse_args()
 
-    workloads = {name: work for name, work in all_workloads.items() if name in args.workloads}
+    workloads = {name: work for name, work in draw_workloads(args.requests).items() if name in args.workloads}
     with tempfile.TemporaryDirectory() as folder:
         launcher = Launcher(args, workloads, Path(folder))
         engines = sorted(args.engines, key=lambda engine: engine != "llamacpp")  # it makes files that others read
@@ -94,9 +100,15 @@ def main() -> None:
                 say(f"round {number + 1}: {engine} {precision} {format_figures(figures)}")
                 rounds[-1].setdefault(precision, {})[engine] = figures
             if args.json:
-                record = {"threads": args.threads, "versions": launcher.versions, "rounds": rounds}
+                record = {
+                    "threads": args.threads,
+                    "requests": args.requests,
+                    "shares": launcher.shares,
+                    "versions": launcher.versions,
+                    "rounds": rounds,
+                }
                 args.json.write_text(json.dumps(record, indent=1))
-    print(markdown(rounds, list(workloads)))
+    print(markdown(rounds, list(workloads), args.requests, launcher.shares))
 
 
 @dataclass
@@ -104,11 +116,13 @@ class Launcher:
     """Processes of the runners, with their cores, threads and environments."""
 
     args: argparse.Namespace
-    workloads: dict[str, Workload]
+    workloads: dict[str, BenchWorkload]
     folder: Path
 
     def __post_init__(self) -> None:
         self.versions: dict[str, str] = {}
+        self.shares: dict[str, list[Figures]] = {}
+        """Shares of the limits that this engine's figures are, by precision, for each round."""
         self._cores = set(sorted(os.sched_getaffinity(0))[: self.args.threads])
         if len(self._cores) < self.args.threads:
             sys.exit(f"--threads {self.args.threads} needs as many cores; there are {len(self._cores)}")
@@ -132,6 +146,9 @@ class Launcher:
         """Tokens a second; None, after a line on standard error, if the run failed or the precision is not offered."""
         answer = self._call(engine, precision)
         self.versions |= {engine: answer.pop("version")} if answer else {}
+        if answer and (limits := answer.pop("limits", None)):
+            shares = {name: answer[name] / limit for name, limit in limits.items()}
+            self.shares.setdefault(precision, []).append(shares)
         return answer
 
     def _python(self, package: str) -> Path:
@@ -151,7 +168,7 @@ class Launcher:
             command += ["--draft", self.args.draft.absolute(), "--draft-tokens", self.args.draft_tokens]
         env = os.environ | {name: str(self.args.threads) for name in THREAD_VARIABLES} | {"HF_HUB_OFFLINE": "1"}
         if package == OURS:  # this checkout, whether or not it is the one that is installed
-            env["PYTHONPATH"] = str(HERE.parent)
+            env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
         log = self.folder / "log"
         with log.open("w") as stderr:
             process = subprocess.Popen(
@@ -217,16 +234,31 @@ def ratios(rounds: list[Round], precision: str, peer: str) -> Figures:
     }
 
 
-def markdown(rounds: list[Round], workloads: list[str]) -> str:
-    """Two tables: tokens a second, and the ratios of this engine to each peer and to the best at each workload."""
+def markdown(
+    rounds: list[Round],
+    workloads: list[str],
+    num_requests: int = NUM_REQUESTS,
+    shares: Mapping[str, list[Figures]] = MappingProxyType({}),
+) -> str:
+    """Two tables: tokens a second, and the ratios of this engine to each peer and to the best at each workload.
+
+    Args:
+        num_requests: requests of W2 that were run.
+        shares: see ``Launcher.shares``.
+    """
     rule = "|" + "---|" * (2 + len(workloads))
-    speed = [f"| engine | weights | {' | '.join(f'{name} tokens/s' for name in workloads)} |", rule]
-    against = [f"| ratio | weights | {' | '.join(workloads)} |", rule]
+    fewer = {"W2": f"W2 ({num_requests} of {NUM_REQUESTS} requests)"} if num_requests < NUM_REQUESTS else {}
+    titles = [fewer.get(name, name) for name in workloads]
+    speed = [f"| engine | weights | {' | '.join(f'{title} tokens/s' for title in titles)} |", rule]
+    against = [f"| ratio | weights | {' | '.join(titles)} |", rule]
     for precision in PRECISIONS:
         engines = list(dict.fromkeys(engine for figures in rounds for engine in figures.get(precision, {})))
         for engine in engines:
             figures = medians(rounds, precision, engine)
             speed.append(f"| {engine} | {precision} | {' | '.join(f'{figures[name]:.1f}' for name in workloads)} |")
+            if engine == OURS and precision in shares:
+                cells = [f"{statistics.median(taken[name] for taken in shares[precision]):.2f}" for name in workloads]
+                speed.append(f"| {OURS}, of the limit | {precision} | {' | '.join(cells)} |")
         peers = [engine for engine in engines if engine != OURS]
         by_peer = {peer: ratio for peer in peers if (ratio := ratios(rounds, precision, peer))}
         for peer, ratio in by_peer.items():

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from compare import OURS, PRECISIONS, Round, medians, split_name
 
+from labinfer.cli.bench.workloads import NUM_REQUESTS
+
 TITLES = {
     "W1": "W1: one request\ndecoded tokens/s",
-    "W2": "W2: 32 requests\noutput tokens/s",
+    "W2": "W2: {requests} requests\noutput tokens/s",
     "W3": "W3: 2,048 in\nprompt tokens/s",
 }
 OUR_COLOUR, PEER_COLOUR = "#1f77b4", "#c7c7c7"
@@ -25,18 +27,20 @@ def main() -> None:
     parser.add_argument("figures", type=Path)
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks"))
     args = parser.parse_args()
-    rounds: list[Round] = json.loads(args.figures.read_text())["rounds"]
+    record = json.loads(args.figures.read_text())
+    rounds: list[Round] = record["rounds"]
+    titles = {name: title.format(requests=record.get("requests", NUM_REQUESTS)) for name, title in TITLES.items()}
     args.output.mkdir(parents=True, exist_ok=True)
     for precision in PRECISIONS:
         engines = list(dict.fromkeys(engine for figures in rounds for engine in figures.get(precision, {})))
         if engines:
             path = args.output / f"peers-{precision}.png"
-            draw({engine: medians(rounds, precision, engine) for engine in engines}, precision, path)
+            draw({engine: medians(rounds, precision, engine) for engine in engines}, precision, path, titles)
             print(path)
 
 
-def draw(figures: dict[str, dict[str, float]], precision: str, path: Path) -> None:
-    """Plot the figures: a panel for each workload, a bar for each engine, the fastest on top."""
+def draw(figures: dict[str, dict[str, float]], precision: str, path: Path, titles: dict[str, str]) -> None:
+    """Plot the figures: a panel for each workload with its title, a bar for each engine, the fastest on top."""
     import matplotlib
 
     matplotlib.use("Agg")  # no display needed
@@ -54,7 +58,7 @@ def draw(figures: dict[str, dict[str, float]], precision: str, path: Path) -> No
         )
         panel.bar_label(bars, fmt="%.0f", padding=3)
         panel.margins(x=0.18)
-        panel.set_title(TITLES.get(name, name), fontsize=10)
+        panel.set_title(titles.get(name, name), fontsize=10)
         panel.spines[["top", "right"]].set_visible(False)
     picture.suptitle(f"{precision} weights", fontsize=11)
     picture.savefig(path, dpi=130)

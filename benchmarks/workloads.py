@@ -6,24 +6,25 @@
 
 W1: one request, 128 tokens in, 128 out, tokens/s after the first. W2: 32 requests at once, 64 to 512 in, 32 to 128 out,
 output tokens/s. W3: one request, 2,048 in, prompt tokens/s. Rounds alternate. Figures are medians. Ratios are medians of each
-round's ratio to the first variant. On one rank, a line tells which share of the memory bandwidth W1 takes: a token reads all
-weights once, but of a mixture's experts only those that it is routed to. ``compare.py`` runs the same workloads on other engines.
+round's ratio to the first variant. On one rank, lines tell which share of the limit each figure is, with the roofline limits measured after
+each round; ``labinfer/cli/bench/workload_limits.py`` says what a limit counts. ``--requests 8`` takes the first 8 requests of W2.
+``compare.py`` runs the same workloads on other engines.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
-from dataclasses import dataclass
 
 import torch
 from launched import launched, medians
 
 from labinfer import SamplingParams
 from labinfer.api.llm import LLM
+from labinfer.cli.bench.workload_limits import PackedBytes, WorkloadLimits
+from labinfer.cli.bench.workloads import NUM_REQUESTS, USUAL_WORKLOADS, BenchWorkload, draw_workloads
 from labinfer.functions.cpu.provider import CpuProvider
-from labinfer.functions.expert_calls import ExpertsCall
+from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.observe.report import RunReport
 from labinfer.observe.table import format_table
 
@@ -35,42 +36,7 @@ VARIANTS = {
 }
 """Options of each variant."""
 TITLES = {"reference": "torch's functions", "auto": "compiled functions"}
-USUAL_WORKLOADS = ("W1", "W2", "W3")
 CONTEXT, BATCH_TOKENS, BLOCKS = 4096, 2048, 1600
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Requests that are given to an engine at once."""
-
-    figure: str
-    """Figure of the workload, in tokens a second: decoded after the first (``decode``), answered in all (``batch``), or read
-    up to the first answered one (``prefill``)."""
-    prompts: list[list[int]]
-    output_lens: list[int]
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest prompt with its answer."""
-        return max(len(prompt) + out for prompt, out in zip(self.prompts, self.output_lens, strict=True))
-
-
-def draw_workloads() -> dict[str, Workload]:
-    """W1, W2 and W3, and W1 behind a long prompt; the same in every process."""
-    draw = random.Random(0)
-
-    def prompt(tokens: int) -> list[int]:
-        return [draw.randrange(10, 4000) for _ in range(tokens)]
-
-    short, long = prompt(128), prompt(2048)
-    lengths = [(draw.randint(64, 512), draw.randint(32, 128)) for _ in range(32)]
-    return {
-        "W1": Workload("decode", [short], [128]),
-        "W2": Workload("batch", [prompt(tokens) for tokens, _ in lengths], [out for _, out in lengths]),
-        "W3": Workload("prefill", [long], [1]),
-        "W1-4k": Workload("decode", [prompt(4000)], [128]),
-        "W1-16k": Workload("decode", [prompt(16000)], [128]),
-    }
 
 
 def main() -> None:
@@ -82,6 +48,7 @@ def main() -> None:
         "--variants", nargs="+", choices=VARIANTS, default=["reference", "auto"], help="what to compare"
     )
     parser.add_argument("--workloads", nargs="+", choices=USUAL_WORKLOADS, default=USUAL_WORKLOADS, help="what to run")
+    add_requests_option(parser)
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks in a stage")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -97,21 +64,40 @@ def main() -> None:
         "chunked_prefill_size": BATCH_TOKENS,
         "enable_prefix_caching": False,  # rounds repeat their prompts
     }
-    workloads = {name: work for name, work in draw_workloads().items() if name in args.workloads}
+    workloads = {name: work for name, work in draw_workloads(args.requests).items() if name in args.workloads}
     with launched({name: base | VARIANTS[name] for name in args.variants}) as llms:
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.variants}
+        shares: dict[str, list[dict[str, float]]] = {name: [] for name in args.variants}
         for number in range(args.rounds + 1):
             for name, llm in llms.items():
                 figures = measure(llm, workloads)
                 if number > 0:  # the first round warms up
                     rounds[name].append(figures)
+            if number > 0 and next(iter(llms.values())).layout.topology.num_places == 1:
+                rates = measure_rates()
+                for name, llm in llms.items():
+                    limits = find_limits(llm, workloads, rates)
+                    figures = rounds[name][-1]
+                    shares[name].append({figure: figures[figure] / limit for figure, limit in limits.items()})
         if next(iter(llms.values())).is_rank0:
+            if args.requests < NUM_REQUESTS:
+                print(f"W2: the first {args.requests} of {NUM_REQUESTS} requests")
             print_table(rounds)
-            if "auto" in rounds and "W1" in workloads and args.tp == 1:
-                print_bound(llms["auto"], medians(rounds["auto"])["W1 decode"])
+            print_shares(rounds, shares)
 
 
-def measure(llm: LLM, workloads: dict[str, Workload]) -> dict[str, float]:
+def add_requests_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--requests",
+        type=int,
+        choices=range(1, NUM_REQUESTS + 1),
+        default=NUM_REQUESTS,
+        metavar="N",
+        help=f"run the first N of the {NUM_REQUESTS} requests of W2, for large models",
+    )
+
+
+def measure(llm: LLM, workloads: dict[str, BenchWorkload]) -> dict[str, float]:
     """Tokens a second in a round; every rank runs it."""
     speeds = {}
     for name, work in workloads.items():
@@ -148,20 +134,34 @@ def print_table(rounds: dict[str, list[dict[str, float]]]) -> None:
     print(format_table(("workload, tokens/s", *titles, *ratio_titles), rows))
 
 
-def print_bound(llm: LLM, tokens_per_second: float) -> None:
-    """Share of a rank's memory rate that its weights take, read once for each token."""
-    meta = llm.layout.meta(llm.place)
-    num_bytes = meta.weight_bytes
-    if calls := [call for call in meta.calls if isinstance(call, ExpertsCall)]:
-        num_bytes -= round(meta.expert_bytes * (1 - calls[0].num_chosen / calls[0].all_experts))
+def measure_rates() -> RooflineLimits | None:
+    """Roofline limits of this process's threads; None without compiled kernels."""
     provider = CpuProvider()
     provider.prepare(torch.device("cpu"))
-    if (limits := provider.roofline_limits()) is not None:
-        share = num_bytes * tokens_per_second / limits.memory
-        print(
-            f"W1 decode: {100 * share:.0f} % of what rank 0's memory allows, with {num_bytes / 1e9:.3f} GB a token at "
-            f"{limits.memory / 1e9:.1f} GB/s"
-        )
+    return provider.roofline_limits()
+
+
+def find_limits(llm: LLM, workloads: dict[str, BenchWorkload], rates: RooflineLimits | None) -> dict[str, float]:
+    """Limit of each workload's figure in tokens/s for a model on one rank; empty if they are not known."""
+    if rates is None:
+        return {}
+    model = llm._parts.worker.runner.model
+    limits = WorkloadLimits(model, PackedBytes.from_model(model), llm.layout.kv_dtype(llm.place), rates)
+    if not limits.is_known:
+        return {}
+    return {f"{name} {work.figure}": limits.tokens_per_second(work) for name, work in workloads.items()}
+
+
+def print_shares(rounds: dict[str, list[dict[str, float]]], shares: dict[str, list[dict[str, float]]]) -> None:
+    """Print a line with the shares of the limits for each variant."""
+    for name, taken in shares.items():
+        if taken and taken[0]:
+            speeds, middle = medians(rounds[name]), medians(taken)
+            cells = [
+                f"{workload} {speeds[workload]:.1f} tokens/s, {middle[workload]:.2f} of the limit"
+                for workload in middle
+            ]
+            print(f"{name}: {'; '.join(cells)}")
 
 
 if __name__ == "__main__":

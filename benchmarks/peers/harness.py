@@ -38,6 +38,8 @@ def run(
 ) -> None:
     """Measure one engine at one precision.
 
+    A ``Generate`` may have an attribute ``find_limits``: a function from workloads to limits in tokens/s, by name.
+
     Args:
         package: whose version is named beside the figures.
         load: the engine over ``args.model``, at ``args.precision``, with ``args.threads`` threads and room for
@@ -70,7 +72,10 @@ def run(
         if not args.prepare:
             workloads = json.loads(args.workloads.read_text())
             args.context = max([LEAST_CONTEXT, *map(longest, workloads.values())])
-            answer |= measure(load(args), workloads)
+            generate = load(args)
+            answer |= measure(generate, workloads)
+            if find_limits := getattr(generate, "find_limits", None):
+                answer["limits"] = find_limits(workloads)
     except Unavailable as reason:
         answer = {"skip": str(reason)}
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 
 from harness import Generate, OnToken, Unavailable, run
+from workloads import find_limits, measure_rates
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.config import SECTIONS
+from labinfer.cli.bench.workloads import BenchWorkload
 
 QUANTIZATION = {"16-bit": {}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"}}
 """Options by precision; those that are not here are types of a GGUF file, which is read as it is."""
@@ -38,6 +40,12 @@ def load(args: argparse.Namespace) -> Generate:
         hear = (lambda delta: on_token()) if len(prompts) == 1 else None
         return [output.num_output_tokens for output in llm.generate(prompts, params, hear)]
 
+    def limits(workloads: dict[str, dict]) -> dict[str, float]:
+        works = {name: BenchWorkload(**work) for name, work in workloads.items()}
+        return {figure.split()[0]: limit for figure, limit in find_limits(llm, works, measure_rates()).items()}
+
+    if not args.draft_model:  # a decode step with drafts gives several tokens
+        generate.find_limits = limits
     return generate
 
 

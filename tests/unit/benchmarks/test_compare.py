@@ -12,7 +12,8 @@ import harness
 import pytest
 import setup_peers
 from compare import ENGINES, OURS, PRECISIONS, Launcher, last_json, markdown, medians, ratios, split_name
-from workloads import draw_workloads
+
+from labinfer.cli.bench.workloads import draw_workloads
 
 ROUNDS = [
     {
@@ -46,6 +47,13 @@ def test_workloads_are_the_same_in_every_process_and_as_documented():
     assert len(first["W2"].prompts) == len(first["W2"].output_lens) == 32
     assert all(64 <= len(prompt) <= 512 for prompt in first["W2"].prompts)
     assert all(32 <= length <= 128 for length in first["W2"].output_lens)
+
+
+def test_fewer_requests_are_the_first_ones_and_other_workloads_stay():
+    few, all_of_them = draw_workloads(8), draw_workloads()
+    assert few["W2"].prompts == all_of_them["W2"].prompts[:8]
+    assert few["W2"].output_lens == all_of_them["W2"].output_lens[:8]
+    assert {**few, "W2": None} == {**all_of_them, "W2": None}
 
 
 class Clocked:
@@ -165,6 +173,17 @@ def test_table_names_the_hardest_peer_of_each_workload():
     assert "| labinfer to vllm | int8 | 2.00 | 0.50 |" in lines
     assert lines[-1] == "| labinfer to the best | int8 | **1.75** (openvino) | **0.50** (vllm) |"
     assert len({line.count("|") for line in lines if line}) == 1
+    assert markdown(ROUNDS, ["W1", "W2"], 8).startswith(
+        "| engine | weights | W1 tokens/s | W2 (8 of 32 requests) tokens/s |"
+    )
+
+
+def test_share_of_the_limit_is_below_the_tokens_per_second():
+    shares = {"int8": [{"W1": 0.8, "W2": 0.5}, {"W1": 0.9, "W2": 0.7}, {"W1": 0.7, "W2": 0.6}]}
+    lines = markdown(ROUNDS, ["W1", "W2"], shares=shares).splitlines()
+    assert (
+        lines[lines.index(f"| {OURS} | int8 | 50.0 | 200.0 |") + 1] == f"| {OURS}, of the limit | int8 | 0.80 | 0.60 |"
+    )
 
 
 def test_every_peer_has_a_runner_and_a_recipe():
