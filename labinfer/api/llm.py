@@ -116,8 +116,8 @@ class LLM:
         """Load an LLM on the ranks of ``group``, which they have already joined.
 
         Args:
-            on_progress: called as ``on_progress(done, total)``, with the numbers of loaded tensors and of all tensors. Not called if the cache of packed
-                weights has all of them.
+            on_progress: called as ``on_progress(done, total)``, with the bytes of this rank's weights that are loaded, and of all its weights. Not called
+                if the cache of packed weights has all of them.
             others: models that the group loaded earlier, if ``follow_all`` runs them together with this model.
         """
         LLM._fork_guard.enter()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from labinfer.base.standard_error import is_terminal, terminal_columns, write_error
-from labinfer.observe.table import display_width
+from labinfer.observe.table import display_width, format_bytes
 
 LIVE_SECONDS, PLAIN_SECONDS = 0.2, 10.0
 """Minimum seconds between two updates: on a terminal, and on another stream."""
@@ -18,6 +18,8 @@ START_SECONDS = 1.5
 """Minimum seconds between two plain lines while ranks start; a user is waiting then."""
 TICK_SECONDS = 0.5
 """Seconds between two updates of a ``Ticker``."""
+BAR_COLUMNS = 10
+"""Width of the bar of a ``TransferLine``."""
 DEFAULT_COLUMNS = 80
 """Assumed width, in columns, of a terminal that does not report its width."""
 
@@ -91,6 +93,53 @@ def fit_parts(text: str, columns: int) -> str:
     while text and display_width(text) >= columns:
         text = text[:-1]
     return text + "…" * (columns > 0)
+
+
+class TransferLine:
+    """A progress line of bytes that are read or written: how many of how many, the mean rate, and the time left.
+
+    Args:
+        what: what is done, such as ``loading weights``.
+        ending: see ``ProgressLine.update``.
+        at_once: see ``ProgressLine``.
+    """
+
+    def __init__(self, what: str, ending: str = "", stream: TextIO | None = None, at_once: bool = False):
+        self._what, self._ending = what, ending
+        self._line, self._rate = ProgressLine(stream, START_SECONDS, at_once), TransferRate()
+
+    def show(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` bytes are transferred, if an update is due."""
+        self._rate.note(done)
+        if self._line.due():
+            bar = "#" * (BAR_COLUMNS * done // total)
+            text = f"{self._what}: {self._rate.describe(done, total)}, [{bar:.<{BAR_COLUMNS}}]"
+            self._line.update(text, self._ending)
+
+    def close(self) -> None:
+        """See ``ProgressLine.close``."""
+        self._line.close()
+
+
+class TransferRate:
+    """Mean rate of a transfer since the first call of ``note``."""
+
+    def __init__(self) -> None:
+        self._begin: tuple[float, int] | None = None
+
+    def note(self, done: int) -> None:
+        """Note that ``done`` bytes are transferred; the first call starts the clock."""
+        if self._begin is None:
+            self._begin = time.monotonic(), done
+
+    def describe(self, done: int, total: int) -> str:
+        """Text such as ``3.1 GiB of 7.5 GiB, 610.0 MiB/s, 7 s left``; without rate and time as long as there is no rate."""
+        begin, first = self._begin or (time.monotonic(), done)
+        seconds, text = time.monotonic() - begin, f"{format_bytes(done)} of {format_bytes(total)}"
+        if done <= first or not seconds:
+            return text
+        rate = (done - first) / seconds
+        return f"{text}, {format_bytes(rate)}/s, {(total - done) / rate:.0f} s left"
 
 
 class Ticker:

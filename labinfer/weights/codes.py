@@ -99,6 +99,10 @@ class Codes:
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
     @property
+    def nbytes(self) -> int:
+        return self.words.nbytes + self.scales.nbytes
+
+    @property
     def num_outputs(self) -> int:
         return self.words.shape[0]
 
@@ -154,8 +158,7 @@ class Codes:
         return self.first // size, last // size + 1
 
     def put_groups(self, scales: torch.Tensor, zeros: torch.Tensor | None, size: int, begin: int) -> None:
-        """Store scales and zero points, (outputs, groups), of a checkpoint whose groups have ``size`` inputs, from its group
-        ``begin`` on."""
+        """Store a checkpoint's scales and zero points, (outputs, groups), of groups of ``size`` inputs, from its group ``begin`` on."""
         if size != self.form.group:  # one group of the checkpoint is several groups here
             index = torch.zeros(self.scales.shape[1], dtype=torch.int64)
             if size:

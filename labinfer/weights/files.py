@@ -9,8 +9,6 @@ from labinfer.weights.json_file import need_plain_file, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-MAX_HEADER_BYTES = 100_000_000
-"""Maximum size of a safetensors header in bytes, as in the reference reader."""
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 
 from labinfer.base.errors import UserError
-from labinfer.weights.files import MAX_HEADER_BYTES
 from labinfer.weights.gguf.file import SUFFIX as GGUF
 from labinfer.weights.gguf.file import tensors_in
+from labinfer.weights.hugging_face.tensor_names import MAX_HEADER_BYTES
 from labinfer.weights.model_files import open_model
 
 WHOLE_BYTES = 8 << 20

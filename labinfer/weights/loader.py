@@ -86,27 +86,30 @@ def load_weights(
     Modules are loaded and packed one after another, so that the whole model is never held unpacked.
 
     Args:
-        on_progress: called with (done, total) slices; not called if ``files`` has every module.
+        on_progress: called with (done, total) bytes of memory to be filled; not called if ``files`` has every module.
         files: cache of packed weights, which is read if it has this model's, else written.
 
     Raises:
         UserError: a tensor is missing, has the wrong shape, or contains NaN or infinity.
     """
-    names, numbers = _names(model).resolve(checkpoint.names), itertools.count()
+    names, done = _names(model).resolve(checkpoint.names), 0
     _hold_as_stored(model, checkpoint, names)
     slices = digest(_describe(model, names)) if files is not None else ""
     packed = files.open(slices, checkpoint.functions) if files is not None else None
     states = packed or {}
-    total = sum(1 for name, module in _weighted_modules(model) if name not in states for _ in module.slices(name))
+    modules = dict(_weighted_modules(model))
+    total = sum(part.destination.nbytes for name in modules.keys() - states for part in modules[name].slices(name))
 
     def read(part: WeightSlice) -> None:
-        on_progress(next(numbers), total)
+        nonlocal done
+        on_progress(done, total)
         checkpoint.load(_stored(part, names))
         _check_finite(part)
+        done += part.destination.nbytes
 
-    for _, module in _weighted_modules(model):
+    for module in modules.values():
         module.check_room()
-    for name, module in _weighted_modules(model):
+    for name, module in modules.items():
         if name in states:
             module.import_packed(states[name])
         else:
@@ -115,7 +118,7 @@ def load_weights(
     if total:
         on_progress(total, total)
     if files is not None and packed is None:
-        exported = {name: module.export_packed() for name, module in _weighted_modules(model)}
+        exported = {name: module.export_packed() for name, module in modules.items()}
         files.keep(slices, {name: state for name, state in exported.items() if state is not None}, checkpoint.functions)
 
 
@@ -217,9 +220,7 @@ def _check_ignored(globs: Sequence[str], checkpoint: CheckpointReader, needed: s
 def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:
     """Whether a tensor is a bias of zeros, which old exports of GPTQ have for every projection."""
     shape = checkpoint.shape(name)
-    if not name.endswith(".bias") or len(shape) != 1:
-        return False
-    return not checkpoint.read(name, shape, (), torch.float32).any()
+    return name.endswith(".bias") and len(shape) == 1 and not checkpoint.read(name, shape, (), torch.float32).any()
 
 
 def _hold_as_stored(model: nn.Module, checkpoint: CheckpointReader, names: CheckpointNames) -> None:

@@ -1,5 +1,4 @@
-"""ModelFiles: interface to a model's files (config, end tokens, weights), with one class for directories and one for each kind of
-model file."""
+"""ModelFiles: interface to a model's files (config, end tokens, weights), with a class for directories and for each kind of file."""
 
 from __future__ import annotations
 

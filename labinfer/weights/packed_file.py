@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import torch
 
 from labinfer.base.errors import UserError
-from labinfer.base.standard_error import write_error
 from labinfer.native.cache_file import Damaged, digest, open_own
 from labinfer.native.memory import has_huge_pages, huge_bytes, use_huge_pages
+from labinfer.observe.progress_line import PLAIN_SECONDS, TransferLine, TransferRate
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.weight_cache import (
     ALIGNMENT,
@@ -44,7 +44,9 @@ LEAST_BYTES = 64 << 20
 LARGE_FRACTION = 0.75
 """Minimum fraction of a mapped file that is in huge pages. If it has less, the file is copied into anonymous huge pages."""
 SPOKEN_SECONDS = 1.0
-"""Seconds after the end of the run after which a message says that the process is still writing the cache."""
+"""Seconds after the end of the run after which a progress line says that the process is still writing the cache."""
+CACHING = "caching packed weights for the next start"
+"""What progress lines say about the writer."""
 
 State = Mapping[str, Any]
 """State of a module: result of ``WeightedModule.export_packed``."""
@@ -126,11 +128,12 @@ class PackedFiles:
             with self.cache.writing(path) as file:
                 if file is None:
                     return
-                checksums, monitor = [], _WriteMonitor()
-                for piece in _pieces(tensors, size):
-                    checksums.append(functions.checksum(piece))
-                    _write_all(file, piece)
-                    monitor.look(PIECE * len(checksums), size)
+                checksums = []
+                with contextlib.closing(_WriteMonitor()) as monitor:
+                    for piece in _pieces(tensors, size):
+                        checksums.append(functions.checksum(piece))
+                        _write_all(file, piece)
+                        monitor.look(PIECE * len(checksums), size)
                 header = WeightHeader(
                     model=str(self.directory),
                     checkpoint=self.checkpoint,
@@ -249,28 +252,40 @@ def _give_way() -> None:
 
 
 class _WriteMonitor:
-    """Watches the main thread while the writer thread caches weights. When the main thread has ended, raises the
-    writer's priority and reports its progress."""
+    """Watches the main thread while the writer thread caches weights, and reports the writer's progress: in the log as long as the main
+    thread runs, then in a progress line, with a higher priority of the writer."""
 
     def __init__(self) -> None:
+        self._rate, self._seconds = TransferRate(), PLAIN_SECONDS
+        self._log_time = time.monotonic() + self._seconds
         self._end: float | None = None
-        self._has_spoken = False
+        self._line: TransferLine | None = None
 
     def look(self, done: int, total: int) -> None:
-        """Check whether the main thread has ended.
+        """Check whether the main thread has ended, and report progress if a report is due. In the log, the time between two reports
+        doubles.
 
         Args:
             done, total: bytes written, and to be written.
         """
+        self._rate.note(done)
+        now = time.monotonic()
         if threading.main_thread().is_alive():
+            if now >= self._log_time:
+                self._seconds *= 2
+                self._log_time = now + self._seconds
+                logger.info("%s: %s", CACHING, self._rate.describe(done, total))
             return
         if self._end is None:
-            self._end = time.monotonic()
+            self._end = now
             with contextlib.suppress(OSError, AttributeError):
                 os.sched_setscheduler(threading.get_native_id(), os.SCHED_OTHER, os.sched_param(0))
-        if not self._has_spoken and time.monotonic() - self._end > SPOKEN_SECONDS:
-            self._has_spoken = True
-            write_error(
-                f"labinfer: caching packed weights for the next start: {done / 2**30:.1f} of {total / 2**30:.1f} "
-                "GiB; Ctrl-C skips this\n"
-            )
+        if self._line is None and now - self._end > SPOKEN_SECONDS:
+            self._line = TransferLine(CACHING, ending="; Ctrl-C skips this", at_once=True)
+        if self._line is not None:
+            self._line.show(done, total)
+
+    def close(self) -> None:
+        """Clear the progress line."""
+        if self._line is not None:
+            self._line.close()

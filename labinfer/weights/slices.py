@@ -51,8 +51,7 @@ class MatrixSlice:
     columns: Range
     """Ranges of outputs and inputs that this rank holds."""
     destination: torch.Tensor | Codes
-    """For dequantized values, a view of the parameter, (rows, columns). For quantized values, memory in the form that the format
-    chose."""
+    """For dequantized values a view of the parameter, (rows, columns); for quantized values memory in the form that the format chose."""
     stack: MatrixStack | None = None
     """Position in a stack, for checkpoints that store the matrix in one; see ``hugging_face/stack.py``."""
 

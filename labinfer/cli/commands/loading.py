@@ -10,7 +10,7 @@ from labinfer.base.rank_stats import StepTimes
 from labinfer.base.standard_error import terminal_columns, write_error
 from labinfer.cli.commands.layout import format_layout, layout_rows
 from labinfer.cli.commands.session import Session
-from labinfer.observe.progress_line import ProgressLine
+from labinfer.observe.progress_line import TransferLine
 from labinfer.observe.table import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ def load(session: Session, options: EngineOptions | None = None, others: tuple[L
     Raises:
         UserError: the model or the layout is invalid; on every rank.
     """
-    line, is_rank0 = ProgressLine(), session.group.rank == 0
+    line, is_rank0 = TransferLine("loading weights"), session.group.rank == 0
 
     def on_progress(done: int, total: int) -> None:
-        if is_rank0 and line.due():
-            line.update(f"loading weights: {done}/{total} tensors, [{'#' * (20 * done // total):.<20}]")
+        if is_rank0:
+            line.show(done, total)
 
     try:
         return LLM.from_options(session.group, options or session.options, on_progress, others)

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labinfer.base.errors import UserError
-from labinfer.weights.files import INDEX_FILE, MAX_HEADER_BYTES, SINGLE_FILE, weight_files
+from labinfer.weights.files import INDEX_FILE, SINGLE_FILE, weight_files
 from labinfer.weights.json_file import need_plain_file, read_json
+
+MAX_HEADER_BYTES = 100_000_000
+"""Maximum size of a safetensors header in bytes, as in the reference reader."""
 
 
 def has_head(directory: Path) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from labinfer.base.rank_stats import WorkerStats
 from labinfer.observe import line_writer, progress_line
 from labinfer.observe.line_writer import LineWriter
-from labinfer.observe.progress_line import ProgressLine, Ticker, compile_progress
+from labinfer.observe.progress_line import ProgressLine, Ticker, TransferLine, compile_progress
 from labinfer.observe.report import RunReport, describe_loads
 from labinfer.observe.table import format_bytes, format_table, percentile
 
@@ -197,6 +197,22 @@ def test_compiling_is_said_before_it_begins_and_every_ten_seconds(monkeypatch):
     with compile_progress(stream := io.StringIO()):
         pass
     assert stream.getvalue() == ""  # nothing had to be compiled
+
+
+def test_transfer_tells_bytes_rate_and_time_left(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    line = TransferLine("loading weights", "; Ctrl-C skips this", stream)
+    for seconds in range(11):
+        now[0] = 100.0 + seconds
+        line.show(seconds << 28, 10 << 28)
+    assert stream.getvalue().splitlines() == [
+        f"labinfer: loading weights: {done} of 2.5 GiB, 256.0 MiB/s, {left} s left, [{bar:.<10}]; Ctrl-C skips this"
+        for done, left, bar in (("512.0 MiB", 8, "##"), ("1.2 GiB", 5, "#####"))
+    ]
+    TransferLine("loading weights", stream=(stream := live_stream(monkeypatch, [40]))).show(0, 10 << 28)
+    assert stream.getvalue() == "\rloading weights: 0 B of 2.5 GiB\r"
 
 
 def test_ticker_counts_the_seconds_of_what_says_nothing_itself(monkeypatch):

@@ -45,13 +45,15 @@ def test_values_are_converted_to_the_parameters_type(tmp_path):
     assert torch.equal(model.model.norm.weight, tensors["model.norm.weight"].bfloat16())
 
 
-def test_progress_counts_tensors_to_the_end(tmp_path):
+def test_progress_counts_bytes_to_the_end(tmp_path):
     directory, tensors = write(tmp_path)
     seen = []
     load_weights(
         model_of(load_config(directory)), open_model(directory).open_weights(), CPU, lambda *counts: seen.append(counts)
     )
-    assert seen == [(done, len(tensors)) for done in range(len(tensors) + 1)]
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    assert len(seen) == len(tensors) + 1 and seen == sorted(seen)
+    assert seen[0] == (0, total) and seen[-1] == (total, total)
 
 
 class Kept(dict):
