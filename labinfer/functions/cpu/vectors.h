@@ -320,8 +320,8 @@ inline floats exchanged(const floats& value) {
 // larger, smaller, "x if not below a bound, else 0", and a * b + c (rounded once if the processor has FMA). Written with intrinsics,
 // because compilers turn the expressions into one instruction only sometimes. If an argument is NaN, the second one is returned.
 #if defined(__AVX512F__)
-inline floats larger(floats a, floats b) { return a > b ? a : b; }
-inline floats smaller(floats a, floats b) { return a < b ? a : b; }
+inline floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+inline floats smaller(floats a, floats b) { return (floats)_mm512_min_ps((__m512)a, (__m512)b); }
 inline floats from_on(float bound, floats x, floats value) { return x < bound ? floats{} : value; }
 inline floats multiply_add(floats a, floats b, floats c) { return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 #else
