@@ -1,5 +1,6 @@
 // Packing of single experts into the layout of experts.cpp.
 #include "experts.h"
+#include "quantize_int4.h"
 
 namespace {
 
@@ -39,6 +40,11 @@ void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int6
 template <typename T, typename Form, typename Row>
 void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float global_scale, int threads) {
   quantize<T>(form, row, data, scales, outputs, global_scale, threads);
+}
+
+template <typename T, typename Row>
+void pack_panels(const Int4& form, Row row, uint8_t* data, float*, int64_t outputs, float global_scale, int threads) {
+  quantize_int4_rows<T>(form, row, data, outputs, global_scale, threads);
 }
 
 // Packs gate_up (2 columns, hidden), gates first, and down (hidden, columns) into an expert's memory.

@@ -1,4 +1,5 @@
 // Matrix products with quantized weights, and rows of quantized tables.
+#include "quantize_int4.h"
 #include "replay.h"
 #include "rounded_products.h"
 #include "rounded_tiles.h"
@@ -13,11 +14,10 @@ void multiply_any(Make make, const void* x, const Segments& segments, const void
   else multiply(make, (const bf16*)x, segments, (const bf16*)bias, (bf16*)out, tokens, outputs, finish, threads);
 }
 
-template <typename Form, typename T>
-void quantize_rows(const Form& form, const T* weight, uint8_t* data, float* scales, int64_t outputs, float global_scale,
-                   int threads) {
-  auto row = [&](int64_t output) { return weight + output * form.inputs; };
-  quantize<T>(form, row, data, scales, outputs, global_scale, threads);
+// row(output): address of a row of `weight`.
+template <typename T>
+auto rows_of(const T* weight, int64_t inputs) {
+  return [=](int64_t output) { return weight + output * inputs; };
 }
 
 // Dequantized weight of an output: number(address of its panel, output within it, input).
@@ -74,8 +74,8 @@ extern "C" {
 void quantize_int8(const void* weight, uint8_t* data, float* scales, int64_t outputs, int64_t inputs, int wide,
                    int threads) {
   Int8 form{inputs};
-  if (wide) quantize_rows(form, (const float*)weight, data, scales, outputs, 1.0f, threads);
-  else quantize_rows(form, (const bf16*)weight, data, scales, outputs, 1.0f, threads);
+  if (wide) quantize<float>(form, rows_of((const float*)weight, inputs), data, scales, outputs, 1.0f, threads);
+  else quantize<bf16>(form, rows_of((const bf16*)weight, inputs), data, scales, outputs, 1.0f, threads);
 }
 
 // Quantizes weight (outputs, inputs) to int4: data (panels of 32 rows, groups, 64 + 16 group bytes). global_scale is a power of two that
@@ -83,8 +83,8 @@ void quantize_int8(const void* weight, uint8_t* data, float* scales, int64_t out
 void quantize_int4(const void* weight, uint8_t* data, int64_t outputs, int64_t inputs, int64_t group, float global_scale, int wide,
                    int threads) {
   Int4 form{inputs, group};
-  if (wide) quantize_rows(form, (const float*)weight, data, nullptr, outputs, global_scale, threads);
-  else quantize_rows(form, (const bf16*)weight, data, nullptr, outputs, global_scale, threads);
+  if (wide) quantize_int4_rows<float>(form, rows_of((const float*)weight, inputs), data, outputs, global_scale, threads);
+  else quantize_int4_rows<bf16>(form, rows_of((const bf16*)weight, inputs), data, outputs, global_scale, threads);
 }
 
 // Packs codes to data (panels of 32 rows: of each group scales, offsets if any, codes). global_scale is a power of two that multiplies all
