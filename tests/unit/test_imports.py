@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "models": "functions comm weights base",
     "functions": "weights native base",
     "comm": "native base",
-    "weights": "native base",
+    "weights": "native observe base",
     "native": "",
     "observe": "base",
     "base": "",
