@@ -4,8 +4,8 @@
     python benchmarks/load_rate.py --model DIR
     mpirun -n 2 python benchmarks/load_rate.py --model DIR --tensor-parallel-size 2 --quantization int4
 
-Each round drops the files from the system's cache and reads them with ``cat``, drops them again and loads the model; then the same
-with all files in the cache. Loading is from the moment that a start begins to read ahead to the last tensor, decoded and packed,
+Each round reads the files with direct I/O, drops them from the system's cache and reads them with ``cat``, drops them again and loads
+the model; then the same with all files in the cache. Loading is from the moment that a start begins to read ahead to the last tensor, decoded and packed,
 without the import of torch. Ratios are taken within a round. ``over`` is what the peak of a rank's memory in this time was
 above the memory before it and its share of the weights.
 """
@@ -13,6 +13,8 @@ above the memory before it and its share of the weights.
 from __future__ import annotations
 
 import argparse
+import mmap
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -31,6 +33,7 @@ from labinfer.weights.model_files import open_model
 from labinfer.weights.read_ahead import start_reading_ahead
 
 BLOCKS = 64
+PIECE = 4 << 20
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,8 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a directory")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", default="auto")
+    parser.add_argument("--weights", default="auto")
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -62,8 +67,9 @@ def main() -> None:
     for name, prepare in (("dropped", drop), ("cached", read)):
         rounds = []
         for _ in range(args.rounds):
-            taken = 0.0
+            taken = direct = 0.0
             if group.rank == 0:
+                direct = read_directly(files)
                 prepare(files)
                 begin = time.perf_counter()
                 subprocess.run(["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
@@ -73,16 +79,34 @@ def main() -> None:
             own = msgspec.msgpack.encode(LoadClock().load(group, options))
             ranks = [msgspec.msgpack.decode(data, type=Loading) for data in group.comm.all_gather_bytes(own)]
             loading = max(rank.end for rank in ranks) - min(rank.begin for rank in ranks)
-            rounds.append({"cat": taken, "loading": loading, "rate": taken / loading})
+            ratios = {"rate": taken / loading, "of disk": direct / loading}
+            rounds.append({"direct": direct, "cat": taken, "loading": loading, **ratios})
             over, share = max(over, *(rank.over for rank in ranks)), max(rank.share for rank in ranks)
         figures = medians(rounds)
-        rows.append((name, f"{figures['cat']:.2f}", f"{figures['loading']:.2f}", f"{figures['rate']:.2f}"))
+        rows.append((name, *(f"{value:.2f}" for value in figures.values())))
     if group.rank == 0:
         total = sum(path.stat().st_size for path in files)
         print(f"{total / 1e9:.2f} GB on disk, {share / 1e9:.2f} GB of weights a rank; medians of {args.rounds}\n")
-        print(format_table(("files", "cat, s", "loading, s", "rate of cat's"), rows))
+        header = ("files", "direct I/O, s", "cat, s", "loading, s", "rate of cat's", "rate of direct I/O's")
+        print(format_table(header, rows))
         print(f"\nover: {over / 1e6:.0f} MB at most")
     group.close()
+
+
+def read_directly(files: list[Path]) -> float:
+    """Seconds to read files past the system's cache, in one thread; NaN where the file system has no direct I/O."""
+    begin = time.perf_counter()
+    with mmap.mmap(-1, PIECE) as buffer:  # direct I/O needs aligned memory
+        for path in files:
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            except OSError:
+                return float("nan")
+            position = 0
+            while count := os.preadv(file, [buffer], position):
+                position += count
+            os.close(file)
+    return time.perf_counter() - begin
 
 
 class LoadClock:
