@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 
 import pytest
 from checkpoints import make_checkpoint, mixed_prompts, transformers_greedy
@@ -11,6 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from labinfer import LLM, SamplingParams
 from labinfer.base.errors import UserError
+from labinfer.cli.commands.loading import announce
+from labinfer.comm.spmd.machine import resident_memory
+from labinfer.observe.table import format_bytes
 
 SMALL = {"block_size": 4, "num_kv_blocks": 400, "max_num_batched_tokens": 32, "max_num_seqs": 4, "threads": 1}
 """Prompts run in several chunks, and not all at once; one thread, for steps this small."""
@@ -55,6 +60,16 @@ def expected(checkpoint, tokenizer):
     ids = [encode(prompt) for prompt in PROMPTS]
     answers = transformers_greedy(checkpoint, ids, NUM_TOKENS)
     return list(zip(ids, [answer["token_ids"] for answer in answers], strict=True))
+
+
+def test_start_reports_the_memory_of_the_rank_by_its_use(llm, caplog):
+    caplog.set_level(logging.INFO, logger="labinfer.cli.commands.loading")
+    announce({"model": llm})
+    weights, cache = llm.layout.loaded_bytes[0], llm.layout.cache_bytes(llm.place, llm.capacity.sizes.num_blocks, 0)
+    line = next(text for text in caplog.messages if text.startswith("memory of rank 0: "))
+    assert f": {format_bytes(weights)} of weights, {format_bytes(cache)} for the KV cache (" in line
+    rest = re.fullmatch(r".*, ([\d.]+) MiB for the rest of the process", line)
+    assert abs(float(rest[1]) * 2**20 + weights - resident_memory()) < 8 << 20
 
 
 def test_text_ids_and_messages_get_transformers_tokens(llm, expected, tokenizer):

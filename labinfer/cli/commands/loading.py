@@ -10,6 +10,7 @@ from labinfer.base.rank_stats import StepTimes
 from labinfer.base.standard_error import terminal_columns, write_error
 from labinfer.cli.commands.layout import format_layout, layout_rows
 from labinfer.cli.commands.session import Session
+from labinfer.comm.spmd.machine import resident_memory
 from labinfer.observe.progress_line import TransferLine
 from labinfer.observe.table import format_bytes
 
@@ -63,6 +64,25 @@ def announce(models: dict[str, LLM]) -> None:
         logger.info("draft model on rank %d: %s", rank, llm.options.scheduler.speculative_config.model)
     for name, llm in models.items():
         _announce_capacity(f" of {name}" if len(models) > 1 else "", llm)
+    _announce_memory([*models.values()])
+
+
+def _announce_memory(llms: list[LLM]) -> None:
+    """Log the memory of rank 0 by what it is for. Pages of the KV cache become resident at their first use."""
+    if any(llm.layout.devices[llm.place.rank].type != "cpu" for llm in llms):
+        return
+    weights = cache = 0
+    for llm in llms:
+        sizes, draft = llm.capacity.sizes, llm.draft_model
+        weights += llm.layout.weight_bytes(llm.place)
+        cache += llm.layout.cache_bytes(llm.place, sizes.num_blocks, sizes.num_window_blocks)
+        if draft is not None:
+            weights += draft.weight_bytes
+            cache += draft.sizes.num_blocks * draft.block_bytes
+    logger.info(
+        "memory of rank 0: %s of weights, %s for the KV cache (resident as it fills), %s for the rest of the process",
+        *map(format_bytes, (weights, cache, max(0, resident_memory() - weights))),
+    )
 
 
 def _announce_capacity(whose: str, llm: LLM) -> None:

@@ -226,5 +226,15 @@ def return_freed_memory() -> None:
 
 def private_memory() -> int:
     """Resident bytes of this process, without mapped files, whose pages the system can drop."""
+    return _resident("RssAnon", "RssShmem")
+
+
+def resident_memory() -> int:
+    """Resident bytes of this process, with those of mapped files."""
+    return _resident("RssAnon", "RssShmem", "RssFile")
+
+
+def _resident(*names: str) -> int:
+    """Sum of the lines ``names`` of ``/proc/self/status``, in bytes."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem")) * 1024
+    return sum(int(fields[name].split()[0]) for name in names) * 1024
