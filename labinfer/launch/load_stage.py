@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,11 @@ from labinfer.launch.packed_files import packed_files
 from labinfer.models.layers.context import StageContext
 from labinfer.models.registry import model_class
 from labinfer.weights.checkpoint import CheckpointReader
-from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes
+from labinfer.weights.files import weight_files
+from labinfer.weights.loader import check_checkpoint, load_weights, weight_bytes, weight_slices
 from labinfer.weights.model_files import open_model
+from labinfer.weights.read_ahead import PacedReadAhead, Span, exceeds_page_cache
+from labinfer.weights.tensor_files import TensorFiles
 from labinfer.weights.weight_cache import WeightCache, checkpoint_digest
 
 logger = logging.getLogger(__name__)
@@ -82,9 +86,28 @@ def load_stage(
     if device.type == "cpu":
         keep_freed_memory()  # each decoded matrix reuses the memory of the one before it
     packed = packed_files(cache, options, layout, place, directory, providers=providers)
-    load_weights(model, checkpoint, device, on_progress, packed)
+    ahead = paced_read_ahead(model, checkpoint, layout)
+
+    def note(done: int, total: int) -> None:
+        ahead.advance(done)
+        on_progress(done, total)
+
+    with contextlib.closing(ahead):
+        load_weights(model, checkpoint, device, note, packed)
     logger.debug("weights loaded: %d MiB read", checkpoint.bytes_read >> 20)
     return model
+
+
+def paced_read_ahead(model: nn.Module, checkpoint: CheckpointReader, layout: Layout) -> PacedReadAhead:
+    """Read-ahead of the tensors that a rank loads, if the checkpoint is too large to be read ahead as a whole. Stacks of experts, of which
+    experts in a file are no part, are left to the loader, and so are GGUF files."""
+    slices: list[tuple[int, list[Span]]] = []
+    is_read = isinstance(checkpoint, TensorFiles) and not layout.expert_memory
+    if is_read and exceeds_page_cache(sum(path.stat().st_size for path in weight_files(checkpoint.directory))):
+        for part in weight_slices(model, model.names.resolve(checkpoint.names)):
+            stored = [name for name in checkpoint.tensor_names(part) if name in checkpoint.names]
+            slices.append((part.destination.nbytes, [checkpoint.span(name) for name in stored]))
+    return PacedReadAhead(slices, drops=layout.topology.num_places == 1)
 
 
 def gather_weight_bytes(group: RankGroup, model: nn.Module) -> tuple[int, ...]:

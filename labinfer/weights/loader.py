@@ -143,7 +143,9 @@ def check_checkpoint(
         part = next(parts)  # slices of one matrix follow each other and read one set of tensors
         checkpoint.check(part)
         expected.update(checkpoint.tensor_names(part))
-    _check_ignored(ignored, checkpoint, expected)
+    matched = {name for name in checkpoint.names if any(fnmatchcase(name, glob) for glob in ignored)}
+    for name in sorted(matched & expected):
+        raise UserError(f"--ignore-tensors matches {name}, which the model needs; use a narrower pattern")
     if tied_head:
         head = names.stored("lm_head")
         expected.update(checkpoint.format(head).tensor_names(head))  # some exports store a tied head, too
@@ -155,9 +157,9 @@ def check_checkpoint(
         for name in checkpoint.names - expected
         if not name.startswith(unread) and not _is_buffer(name, checkpoint.shape(name))
     )
-    if unread := [name for name in others if _matches(name, ignored)]:
+    if unread := [name for name in others if name in matched]:
         logger.info("--ignore-tensors: %d tensors are not loaded: %s", len(unread), ", ".join(unread))
-        others = [name for name in others if not _matches(name, ignored)]
+        others = [name for name in others if name not in matched]
     ignored_parts = names.ignored_parts(num_layers, checkpoint.names)
     parts = [next(filter(name.startswith, ignored_parts), "").rstrip("._") for name in others]
     extra = [name for name, part in zip(others, parts, strict=True) if not part and not _is_zero_bias(name, checkpoint)]
@@ -204,17 +206,6 @@ def _is_buffer(name: str, shape: tuple[int, ...]) -> bool:
     if name.endswith(OUTPUT_SCALE):
         return math.prod(shape) == 1
     return name.endswith((*ROTARY_BUFFERS, *KV_SCALES))
-
-
-def _matches(name: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
-
-
-def _check_ignored(globs: Sequence[str], checkpoint: CheckpointReader, needed: set[str]) -> None:
-    """Refuse globs that match a tensor that the model needs."""
-    for name in sorted(needed & checkpoint.names):
-        if _matches(name, globs):
-            raise UserError(f"--ignore-tensors matches {name}, which the model needs; use a narrower pattern")
 
 
 def _is_zero_bias(name: str, checkpoint: CheckpointReader) -> bool:

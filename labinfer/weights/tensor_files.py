@@ -91,6 +91,11 @@ class TensorFiles(TensorReader):
         """Stored dtype of a tensor; None if the tensor does not exist or torch has no such dtype."""
         return (PLAIN | CODED).get(self._tensors[name].dtype) if name in self._tensors else None
 
+    def span(self, name: str) -> tuple[Path, int, int]:
+        """File of a tensor, offset of its first byte, and its size in bytes."""
+        tensor = self._tensors[name]
+        return tensor.path, tensor.position, math.prod(tensor.shape) * (PLAIN | CODED)[tensor.dtype].itemsize
+
     def expect(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Check that a tensor exists, has ``shape``, and can be read as ``dtype``; see ``TensorReader``."""
         if name not in self._tensors:

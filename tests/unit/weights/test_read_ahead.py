@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from labinfer.weights import read_ahead
-from labinfer.weights.read_ahead import read_part, start_reading_ahead
+from labinfer.weights.read_ahead import PacedReadAhead, read_part, start_reading_ahead
 
 
 def make_files(directory: Path, *sizes: int) -> list[Path]:
@@ -62,6 +64,32 @@ def test_checkpoint_too_large_for_the_cache_is_left_to_the_loader(tmp_path, monk
     files = make_files(tmp_path, 5000)
     monkeypatch.setattr(read_ahead, "MEMORY_FRACTION", 1e-9)
     assert read_part(files, 0, 1) == 0
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_paced_reading_stays_within_its_window_and_drops_what_is_loaded(tmp_path, monkeypatch, drops):
+    size, count = 8 * mmap.PAGESIZE, 6
+    monkeypatch.setattr(read_ahead, "WINDOW", 2 * size)
+    read, dropped, moved = [], [], threading.Condition()
+
+    def note(calls, position):
+        with moved:
+            calls.append(position // size)
+            moved.notify()
+
+    monkeypatch.setattr(read_ahead, "read_span", lambda path, position, stop: note(read, position))
+    monkeypatch.setattr(read_ahead, "drop_span", lambda path, position, count: note(dropped, position))
+    spans = [(tmp_path / "model.safetensors", index * size, size) for index in range(count)]
+    # the last slice is another part of the first tensor
+    ahead = PacedReadAhead([*((size, [span]) for span in spans), (size, spans[:1])], drops)
+    with contextlib.closing(ahead):
+        for loaded in range(count + 1):
+            ahead.advance(loaded * size)
+            soon = list(range(min(count, loaded + 3)))
+            with moved:
+                assert moved.wait_for(lambda soon=soon: read == soon, timeout=10)
+    assert read == [0, 1, 2, 3, 4, 5]
+    assert dropped == sorted(dropped) and set(dropped) <= {1, 2, 3, 4, 5} and bool(dropped) == drops
 
 
 @pytest.mark.parametrize("model", ["no such model", "empty"])
