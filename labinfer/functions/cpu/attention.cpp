@@ -4,6 +4,7 @@
 #include "attention_tiles.h"
 #include "replay.h"
 #include "thread_pool.h"
+#include "wide_panel.h"
 
 namespace {
 
@@ -15,34 +16,34 @@ template <typename Kernel>
 struct Scratch {
   UnitMemory<typename Kernel::Element> units[MOST_TOGETHER];
   LineVector<typename Kernel::Input> query, weights;
-  LineVector<float> total, part, scores;
+  LineVector<float> total, part, scores, panels;
 };
 
-// Softmax of one row of scores (Milakov & Gimelshein 2018, arXiv:1805.02867) in powers of two, with its maximum score (top) and the sum of
-// its weights (mass). Only keys from `from` to `to` are visible; the others up to `width` get weight 0.
-template <typename Kernel>
-void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t from, int64_t to, float scale,
-            const float* key_scales, const float* value_scales, float& top, float& mass) {
-  using Input = typename Kernel::Input;
-  top = -INFINITY, mass = 0.0f;
-  if (from >= to) {
-    std::fill_n(weight, width, Input(0));
-    return;
-  }
-  int64_t begin = from / WIDTH * WIDTH, seen = up_to(to, WIDTH);
+// Maximum score of the visible keys `from` to `to` of one row, times `scale`. Scores of hidden keys in the same vectors become -infinity.
+inline float find_top(float* score, int64_t from, int64_t to, float scale, const float* key_scales) {
+  if (from >= to) return -INFINITY;
+  int64_t begin = from / WIDTH * WIDTH, seen = up_to(to, WIDTH), key = begin;
   floats peaks[4] = {same(-INFINITY), same(-INFINITY), same(-INFINITY), same(-INFINITY)};  // four independent chains hide the latency
   if (key_scales)
     for (int64_t key = begin; key < seen; key += WIDTH)
       store(score + key, load<floats>(score + key) * load<floats>(key_scales + key));
   for (int64_t key = begin; key < from; ++key) score[key] = -INFINITY;
   for (int64_t key = to; key < seen; ++key) score[key] = -INFINITY;
-  int64_t key = begin;
   for (; key + 4 * WIDTH <= seen; key += 4 * WIDTH)
     for (int i = 0; i < 4; ++i) peaks[i] = larger(load<floats>(score + key + i * WIDTH), peaks[i]);
   for (; key < seen; key += WIDTH) peaks[0] = larger(load<floats>(score + key), peaks[0]);
-  top = largest(larger(larger(peaks[1], peaks[0]), larger(peaks[3], peaks[2]))) * scale;
-  if (top == -INFINITY) begin = seen = 0;
-  if (begin) std::fill_n(weight, begin, Input(0));
+  return largest(larger(larger(peaks[1], peaks[0]), larger(peaks[3], peaks[2]))) * scale;
+}
+
+// Softmax of one row of scores (Milakov & Gimelshein 2018, arXiv:1805.02867) in powers of two, relative to its maximum score (top). Returns
+// the sum of its weights. Only keys from `from` to `to` are visible; the others from `first` up to `width` get weight 0.
+template <typename Kernel>
+float soften(const float* score, typename Kernel::Input* weight, int64_t first, int64_t width, int64_t from, int64_t to, float scale,
+             float top, const float* value_scales) {
+  using Input = typename Kernel::Input;
+  int64_t begin = from / WIDTH * WIDTH, seen = up_to(to, WIDTH);
+  if (top == -INFINITY) begin = seen = first;
+  if (first < begin) std::fill_n(weight + first, begin - first, Input(0));
   floats sum_here{};
   for (int64_t key = begin; key < seen; key += WIDTH) {
     floats value = Kernel::power_of_two(load<floats>(score + key) * scale - top);
@@ -51,7 +52,7 @@ void soften(float* score, typename Kernel::Input* weight, int64_t width, int64_t
     store_floats(weight + key, value);
   }
   if (seen < width) std::fill_n(weight + seen, width - seen, Input(0));
-  if (seen) mass = sum(sum_here);
+  return begin < seen ? sum(sum_here) : 0.0f;
 }
 
 // Merges a span's partial softmax result into the sum of earlier spans. Not inlined, so that it rounds identically everywhere.
@@ -128,17 +129,22 @@ void multiply_values(PanelState<Kernel>& state, int rows, const typename Kernel:
   }
 }
 
-// Softmax of a head's rows over the keys begin ... end of a span, with the causal mask.
+// Softmax of a head's rows over the keys begin ... end of a span, with the causal mask. Sets the weights of keys `first` to `width`.
 template <typename Kernel>
-void soften_rows(const Batch& batch, const Tile& tile, int64_t kv, int64_t row, int rows, int64_t begin, int64_t end, int64_t units,
-                 const Span<typename Kernel::Element>& span, float* scores, typename Kernel::Input* weights, float* top, float* mass) {
-  bool has_scales = batch.has_scales();
+void soften_rows(const Batch& batch, const Tile& tile, int64_t kv, int64_t row, int rows, int64_t begin, int64_t end, int64_t first,
+                 int64_t width, const Span<typename Kernel::Element>& span, float* scores, typename Kernel::Input* weights, float* top,
+                 float* mass) {
+  int64_t from[Kernel::ROWS], to[Kernel::ROWS], group = batch.group(kv);
+  float scale = batch.scale * LOG2_E;
+  // All maxima first: the latency of one is hidden by the others.
   for (int r = 0; r < rows; ++r) {
-    int64_t own = batch.position(tile) + (row + r) / batch.group(kv) - begin;  // last visible key, relative to begin
-    int64_t from = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0;
-    soften<Kernel>(scores + r * SPAN, weights + r * SPAN, up_to(units, 2) * UNIT, from, std::min(end - begin, own + 1), batch.scale * LOG2_E,
-                   has_scales ? span.key_scales : nullptr, has_scales ? span.value_scales : nullptr, top[r], mass[r]);
+    int64_t own = batch.position(tile) + (row + r) / group - begin;  // last visible key, relative to begin
+    from[r] = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0, to[r] = std::min(end - begin, own + 1);
+    top[r] = find_top(scores + r * SPAN, from[r], to[r], scale, batch.has_scales() ? span.key_scales : nullptr);
   }
+  for (int r = 0; r < rows; ++r)
+    mass[r] = soften<Kernel>(scores + r * SPAN, weights + r * SPAN, first, width, from[r], to[r], scale, top[r],
+                             batch.has_scales() ? span.value_scales : nullptr);
 }
 
 // Computes each span of a tile with one KV head. Calls take(span, row, sums, top, mass) with each row's weighted sum of values, maximum
@@ -165,7 +171,7 @@ void run_alone(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, T
       int64_t seen = batch.position(tile) + (row + some - 1) / group + 1 - begin;  // keys visible to the last of these rows
       int64_t units = std::min(span.count, up_to(std::max<int64_t>(0, seen), UNIT) / UNIT);
       multiply_keys<Kernel>(state, some, query + row * size, size, span.keys(), units, span.soon_keys(further), scores);
-      soften_rows<Kernel>(batch, tile, tile.kv, row, some, begin, end, units, span, scores, weights, top, mass);
+      soften_rows<Kernel>(batch, tile, tile.kv, row, some, begin, end, 0, up_to(units, 2) * UNIT, span, scores, weights, top, mass);
       multiply_values<Kernel>(state, some, weights, span, units, span.soon_values(further), part, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
@@ -205,8 +211,8 @@ void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch
         multiply_keys<Kernel>(state, rows(head), query + head * Kernel::FEW * size, size, spans[head].keys() + i, 1, soon,
                               scores + head * Kernel::FEW * SPAN + i * UNIT);
     for (int64_t head = 0; head < heads; ++head)
-      soften_rows<Kernel>(batch, tile, tile.kv + head, 0, rows(head), begin, end, count, spans[head], scores + head * Kernel::FEW * SPAN,
-                          weights + head * Kernel::FEW * SPAN, top[head], mass[head]);
+      soften_rows<Kernel>(batch, tile, tile.kv + head, 0, rows(head), begin, end, 0, up_to(count, 2) * UNIT, spans[head],
+                          scores + head * Kernel::FEW * SPAN, weights + head * Kernel::FEW * SPAN, top[head], mass[head]);
     for (int64_t head = 0; head < heads; ++head, soon += count) {
       multiply_values<Kernel>(state, rows(head), weights + head * Kernel::FEW * SPAN, spans[head], count, soon, part, width);
       int64_t first = tile.count * batch.group(tile.kv, head);
@@ -215,10 +221,51 @@ void run_together(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch
   }
 }
 
+// Computes each span of a tile with many rows of one KV head. The span's keys and values are converted to float32 once for all rows.
+template <typename Take>
+void run_wide(const Batch& batch, const Tile& tile, Scratch<FmaUnits>& scratch, Take take) {
+  constexpr int64_t ROWS = WidePanel::ROWS, COLUMNS = WidePanel::COLUMNS;
+  int64_t size = batch.even_size(), width = batch.width(), group = batch.group(tile.kv), rows = tile.count * group;
+  float *query = room(scratch.query, rows * size), *scores = room(scratch.scores, ROWS * SPAN), *part = room(scratch.part, ROWS * width);
+  float *keys = room(scratch.panels, SPAN * (size + up_to(width, COLUMNS))), *values = keys + SPAN * size;
+  float top[ROWS], mass[ROWS];
+  Span<bf16> span;
+  pack_query<FmaUnits>(batch, tile, tile.kv, ROWS, query);
+  for (int64_t index = tile.first_span; index < tile.end_span; ++index) {
+    int64_t begin = tile.first_key(index), end = tile.end_key(index), position = batch.position(tile) - begin;
+    span.find(batch, tile, tile.kv, begin, end, false, false, scratch.units[0]);
+    for (int64_t unit = 0; unit < span.count; unit += COLUMNS / UNIT)
+      WidePanel::convert([&](int64_t i) { return span.keys()[unit + i]; }, span.count - unit, size / 2, 2 * UNIT, keys + unit * UNIT * size);
+    for (int64_t unit = 0; unit < span.count; ++unit)
+      for (int64_t column = 0; column < width; column += COLUMNS)
+        WidePanel::convert([&](int64_t i) { return span.values()[unit] + 2 * (column + i * UNIT); }, (span.width - column) / UNIT, UNIT / 2,
+                           2 * span.width, values + column * SPAN + unit * UNIT * COLUMNS);
+    for (int64_t row = 0; row < rows; row += ROWS) {
+      int some = int(std::min(ROWS, rows - row));
+      // Range of keys that some of the rows see, counted from `begin`; it begins at a unit's first key.
+      int64_t to = std::clamp<int64_t>(position + (row + some - 1) / group + 1, 0, end - begin), from = 0;
+      if (batch.window) from = std::clamp<int64_t>(position + row / group - batch.window + 1, 0, to) / UNIT * UNIT;
+      for (int64_t key = from, next; key < to; key = next) {
+        int64_t panel = key / COLUMNS * COLUMNS;
+        next = panel + COLUMNS;
+        WidePanel::multiply_of<Rows::QUERIES>(some, std::min(next, to) - key)(query + row * size, keys + panel * size + (key - panel), size / 2,
+                                                                              scores + key, SPAN);
+      }
+      soften_rows<FmaUnits>(batch, tile, tile.kv, row, some, begin, end, from, up_to(to, 2), span, scores, scores, top, mass);
+      for (int64_t column = 0; column < width; column += COLUMNS)
+        WidePanel::multiply_of<Rows::WEIGHTS>(some, std::min(COLUMNS, span.width - column))(scores + from, values + column * SPAN + from * COLUMNS, (to - from + 1) / 2,
+                                                                    part + column, width);
+      for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
+    }
+  }
+}
+
 template <typename Kernel, typename Take>
 void run(const Batch& batch, const Tile& tile, Scratch<Kernel>& scratch, Take take) {
   if constexpr (Kernel::FEW > 0)
     if (tile.kv_heads > 1) return run_together(batch, tile, scratch, take);
+  if constexpr (std::is_same_v<Kernel, FmaUnits>)
+    if (batch.rows(tile) >= WidePanel::MANY) return run_wide(batch, tile, scratch, take);
   run_alone(batch, tile, scratch, take);
 }
 

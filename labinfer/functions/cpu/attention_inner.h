@@ -70,7 +70,7 @@ struct FmaUnits {
   using Element = bf16;
   static constexpr int ROWS = REGISTER == 64 ? 13 : 6, FEW = FEW_ROWS;
 
-  static floats power_of_two(floats x) { return from_on(-126.0f, x, ::power_of_two(x)); }
+  static floats power_of_two(floats x) { return from_on(-126.0f, x, bounded_power_of_two(x)); }
 
   static lanes add(lanes total, lane_words both, const float* pair) {
     total += (lanes)(both << 16) * pair[0];

@@ -5,9 +5,8 @@
 
 namespace {
 
-// 2^x to 3 parts in a million; 0 below the smallest float.
-inline floats power_of_two(floats x) {
-  x = larger(same(-126.0f), x);
+// 2^x to 3 parts in a million, for x from -126 on.
+inline floats bounded_power_of_two(floats x) {
   floats rounded = x + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
   floats rest = x - (rounded - 12582912.0f);
   floats value = same(9.56051e-3f);  // fitted to [-1/2, 1/2] by least squares of the relative error
@@ -17,6 +16,9 @@ inline floats power_of_two(floats x) {
   value = value * rest + 9.9999919e-1f;
   return (floats)((words)value + ((words)rounded << 23));
 }
+
+// 2^x with that precision; 0 below the smallest float.
+inline floats power_of_two(floats x) { return bounded_power_of_two(larger(same(-126.0f), x)); }
 
 // e^x with that precision, within the exponents of a float.
 inline floats exponential(floats x) {
