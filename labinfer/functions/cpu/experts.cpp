@@ -134,16 +134,15 @@ class Rows<Dense<Kernel>> {
  public:
   using Form = Dense<Kernel>;
   using Activation = typename Kernel::Activation;
-  struct Block {
-    const typename Kernel::Input* x;
-    int64_t stride;
-  };
+  using Block = RowBlock<Kernel>;
   static constexpr int64_t NUMBER = sizeof(typename Kernel::Input);
 
   void set(const Form&, const Activation* rows_in, int64_t, int64_t apart, int) { x = rows_in, stride = apart; }
 
-  Block take(const Form&, int64_t first, int64_t count) const {
-    return {Kernel::inputs(x + first * stride, count * stride), stride};
+  Block take(const Form& form, int64_t first, int64_t count) const {
+    Block block;
+    block.take(x + first * stride, stride, count, form.padded());
+    return block;
   }
 
   Block gather(const Form& form, const int64_t* numbers, int64_t count) const {
@@ -154,16 +153,25 @@ class Rows<Dense<Kernel>> {
       near[(row + 1) * padded - 1] = 0;
       std::memcpy(&near[row * padded], x + numbers[row] * stride, form.inputs * sizeof(Activation));
     }
-    return {Kernel::inputs(near.data(), count * padded), padded};
+    Block block;
+    block.take(near.data(), padded, count, padded);
+    return block;
   }
 
   template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel, const float*,
                        float, float* memory, const Stream& stream, Each each) {
-    multiply_panel<Kernel>(state, count, in.x + first * in.stride, in.stride, (const typename Kernel::Stored*)panel,
-                           form.padded() / Kernel::STEP, memory, stream, [&](int begin, int some, auto sums) {
-                             for (int row = 0; row < some; ++row) each(first + begin + row, sums(row, 0), sums(row, 1));
-                           });
+    auto weights = (const typename Kernel::Stored*)panel;
+    int64_t steps = form.padded() / Kernel::STEP;
+    auto done = [&](int begin, int some, auto sums) {
+      for (int row = 0; row < some; ++row) each(first + begin + row, sums(row, 0), sums(row, 1));
+    };
+    if constexpr (IN_TILES<Kernel>) {
+      Kernel::panel(state, count, in.at(first, 0), in.stride(), weights, steps, memory, stream, done);
+    } else {
+      multiply_panel<Kernel>(count, in.at(first, 0), weights, steps, false, memory, stream);
+      done(0, count, FloatSums{memory});
+    }
   }
 
  private:

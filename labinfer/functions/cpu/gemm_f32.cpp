@@ -21,18 +21,16 @@ const Stored* pack_rest(const Stored* rows, int64_t count, int64_t inputs) {
   return panel.data();
 }
 
-// Multiplies rows, `stride` apart, with a panel, one chunk of inputs at a time: sums (rows, PANEL).
+// Multiplies rows, from input `from` on, with a panel, one chunk of inputs at a time: sums (rows, PANEL).
 template <typename Kernel>
-void multiply_in_chunks(const float* x, int64_t stride, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
+void multiply_in_chunks(const RowBlock<Kernel>& x, int64_t from, const typename Kernel::Stored* panel, int64_t rows, int64_t inputs, float* sums) {
   alignas(64) float part[Kernel::ROWS * PANEL];
   int64_t step = pass_rows<Kernel>(rows);
-  PanelState<Kernel> state;
   for (int64_t begin = 0; begin < inputs; begin += CHUNK)
     for (int64_t row = 0; row < rows; row += step) {
       int count = int(std::min(step, rows - row));
       float* to = sums + row * PANEL;
-      multiply_panel<Kernel>(state, count, x + row * stride + begin, stride, panel + begin * PANEL, std::min(CHUNK, inputs - begin),
-                             begin ? part : to, {}, [](auto...) {});
+      multiply_panel<Kernel>(count, x.at(row, from + begin), panel + begin * PANEL, std::min(CHUNK, inputs - begin), false, begin ? part : to, {});
       for (int64_t i = 0; begin && i < count * PANEL; i += WIDTH) store(to + i, load<floats>(to + i) + load<floats>(part + i));
     }
 }
@@ -50,13 +48,13 @@ class Products {
 
   // Products of the block of rows at `first` with a panel; see write_products.
   template <typename Write>
-  void multiply(int64_t first, PanelIndex panel, PanelIndex, Write write) {
+  void multiply(int64_t first, PanelIndex panel, PanelIndex, float*, Write write) {
     int64_t rows = std::min(TOGETHER, tokens - first), inputs = segments.each[panel.segment].inputs, output = panel.number * PANEL;
-    if (first != taken) rows_in = Kernel::inputs(x + first * stride, rows * stride), taken = first;
+    if (first != taken) rows_in.take(x + first * stride, stride, rows, stride), taken = first;
     auto weight = (const typename Dtype::Stored*)segments.each[panel.segment].weight + output * inputs;
     if (output + PANEL > outputs) weight = pack_rest(weight, outputs - output, inputs);
     int64_t begin = Segments{segments.each, panel.segment, nullptr}.inputs();
-    multiply_in_chunks<Kernel>(rows_in + begin, stride, weight, rows, inputs, sums);
+    multiply_in_chunks<Kernel>(rows_in, begin, weight, rows, inputs, sums);
     floats low, high;
     load_bias(bias, output, outputs, low, high);
     for (int64_t row = 0; row < rows; ++row)
@@ -68,14 +66,14 @@ class Products {
   const Segments& segments;
   const Number* bias;
   int64_t tokens, outputs, stride, taken = -1;  // taken: first row of the block in rows_in
-  const float* rows_in = nullptr;
+  RowBlock<Kernel> rows_in;
   alignas(64) float sums[TOGETHER * PANEL];
 };
 
 template <typename Dtype, typename Number>
 void multiply(const Number* x, const Segments& segments, const Number* bias, Number* out, int64_t tokens, int64_t outputs, int threads) {
   using Own = Products<Dtype, Number>;
-  write_products<typename Own::Kernel>(segments, out, tokens, outputs, Own::TOGETHER, threads,
+  write_products<typename Own::Kernel>(segments, out, tokens, outputs, {Own::TOGETHER, std::max<int64_t>(segments.inputs(), 1), 1}, threads,
                                        [&] { return Own(x, segments, bias, tokens, outputs); });
 }
 

@@ -30,40 +30,46 @@ struct Matrices {
 template <typename Kernel>
 class Products {
  public:
-  Products(const bf16* x, const Matrices& matrices, const bf16* bias, int64_t tokens, int64_t together)
-      : x(x), matrices(matrices), bias(bias), tokens(tokens), together(together) {}
+  Products(const bf16* x, const Matrices& matrices, const bf16* bias, int64_t tokens, const Blocks& blocks)
+      : x(x), matrices(matrices), bias(bias), tokens(tokens), blocks(blocks) {}
 
-  // Products of the block of rows at `first` with a panel; see write_products.
+  // Products of the block of rows at `first` with a chunk of a panel; see write_products.
   template <typename Write>
-  void multiply(int64_t first, PanelIndex panel, PanelIndex next, Write write) {
+  void multiply(int64_t first, PanelIndex panel, PanelIndex next, float* sums, Write write) {
     const auto& [weights, begin, inputs] = matrices.each[panel.segment];
-    int64_t count = std::min(together, tokens - first), output = panel.number * PANEL, left = matrices.outputs - output;
-    if (first != taken) rows_in = take(first, count), taken = first;
+    int64_t count = std::min(blocks.rows, tokens - first), output = panel.number * PANEL, left = matrices.outputs - output;
+    if (first != taken) take(first, count), taken = first;
     floats low, high;
     load_bias(bias, output, matrices.outputs, low, high);
     auto add = [&](int64_t token, floats some_low, floats some_high) { write(token, some_low + low, some_high + high); };
-    if (left >= PANEL) return run(weights, panel.number, matrices.each[next.segment].weights.at(next.number), first, count, begin, add);
-    Plain last{pack_rest(weights.rest(panel.number), left, up_to(inputs, 2)), up_to(inputs, 2)};
-    run(last, 0, last.at(0), first, count, begin, add);
+    int64_t even = up_to(inputs, 2), chunk = panel.chunk * blocks.inputs;
+    if (even <= blocks.inputs) sums = nullptr;
+    Chunk now{panel.number, chunk, std::min(blocks.inputs, even - chunk)};
+    const void* after = matrices.each[next.segment].weights.at(next.number, next.chunk * blocks.inputs);
+    if (left >= PANEL) return run(weights, now, after, first, count, begin + chunk, sums, add);
+    Plain last{pack_rest(weights.rest(panel.number), left, even), even};
+    now.number = 0;
+    run(last, now, last.at(0, 0), first, count, begin + chunk, sums, add);
   }
 
  private:
+  // Multiplies the block's rows, from `input` on, with a chunk. Sums of a pass are in `memory` if the chunk has all inputs of the panel.
   template <typename Columns, typename Write>
-  void run(const Columns& columns, int64_t number, const void* next, int64_t first, int64_t rows, int64_t input, Write write) {
-    int64_t step = pass_rows<Kernel>(rows), stride = matrices.padded;
+  void run(const Columns& columns, const Chunk& chunk, const void* next, int64_t first, int64_t rows, int64_t input, float* sums, Write write) {
+    int64_t step = pass_rows<Kernel>(rows);
     for (Pass pass{0, (rows + step - 1) / step}; pass.number < pass.count; ++pass.number) {
       int64_t begin = pass.number * step;
-      columns.template panel<Kernel>(state, number, next, rows_in + begin * stride + input, stride, int(std::min(step, rows - begin)), pass,
-                                     memory, [&](int row, int some, auto sums) {
-                                       for (int i = 0; i < some; ++i) write(first + begin + row + i, sums(i, 0), sums(i, 1));
-                                     });
+      columns.template multiply<Kernel>(state, chunk, next, rows_in, begin, input, int(std::min(step, rows - begin)), pass,
+                                        sums ? sums + begin * PANEL : memory, [&](int row, int some, auto sums) {
+                                          for (int i = 0; i < some; ++i) write(first + begin + row + i, sums(i, 0), sums(i, 1));
+                                        });
     }
   }
 
-  // Rows of a block in the kernel's format; an odd number of inputs of a segment is followed by a zero.
-  const typename Kernel::Input* take(int64_t first, int64_t count) const {
+  // Takes the rows of a block; an odd number of inputs of a segment is followed by a zero.
+  void take(int64_t first, int64_t count) {
     const bf16* from = x + first * matrices.inputs;
-    if (matrices.padded == matrices.inputs) return Kernel::inputs(from, count * matrices.inputs);
+    if (matrices.padded == matrices.inputs) return rows_in.take(from, matrices.inputs, count, matrices.padded);
     static thread_local LineVector<bf16> even;  // kept from call to call, so that nothing is allocated
     if (int64_t(even.size()) < count * matrices.padded) even.resize(count * matrices.padded);
     for (bf16* to = even.data(); to < even.data() + count * matrices.padded; to += matrices.padded)
@@ -72,7 +78,7 @@ class Products {
         if (inputs % 2) to[begin + inputs] = 0;
         from += inputs;
       }
-    return Kernel::inputs(even.data(), count * matrices.padded);
+    rows_in.take(even.data(), matrices.padded, count, matrices.padded);
   }
 
   // The outputs after the last whole panel (`count` unpacked rows) as a panel, so that they are summed in the order of other outputs.
@@ -92,8 +98,10 @@ class Products {
   const bf16* x;
   const Matrices& matrices;
   const bf16* bias;
-  int64_t tokens, together, taken = -1;  // taken: first row of the block in rows_in
-  const typename Kernel::Input* rows_in = nullptr;
+  int64_t tokens;
+  Blocks blocks;
+  int64_t taken = -1;  // first row of the block in rows_in
+  RowBlock<Kernel> rows_in;
   PanelState<Kernel> state;
   alignas(64) float memory[Kernel::ROWS * PANEL];
 };
@@ -103,10 +111,10 @@ void multiply(const bf16* x, const Segments& segments, const bf16* bias, bf16* o
               int threads) {
   Matrices matrices(segments, outputs);
   int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
-  int64_t together = rows_together<Kernel>(tokens, matrices.padded * sizeof(typename Kernel::Input), panels, threads);
-  auto make = [&] { return Products<Kernel>(x, matrices, bias, tokens, together); };
-  if (finish == Finish::NOTHING) write_products<Kernel>(segments, out, tokens, outputs, together, threads, make);
-  else write_gated<Kernel>(finish, out, tokens, outputs / 2, together, threads, make);
+  Blocks blocks = choose_blocks<Kernel>(tokens, matrices.padded, sizeof(typename Kernel::Input), panels, threads);
+  auto make = [&] { return Products<Kernel>(x, matrices, bias, tokens, blocks); };
+  if (finish == Finish::NOTHING) write_products<Kernel>(segments, out, tokens, outputs, blocks, threads, make);
+  else write_gated<Kernel>(segments, finish, out, tokens, outputs / 2, blocks, threads, make);
 }
 
 }  // namespace

@@ -52,11 +52,15 @@ struct Matrix12 {
   // Address of panel `number`.
   const uint8_t* at(int64_t number) const { return planes + number * groups * GROUP_BYTES; }
 
-  // Panel `number`; the memory at `next` is read after it.
-  Panel12 panel(int64_t number, const void* next) const {
-    return {at(number), counts + number * groups, patches + begin[number], bases[number], panel_stream(at(number), groups * GROUP_BYTES, next)};
+  // `count` groups of panel `number` from group `first` on; the memory at `next` is read after them.
+  Panel12 panel(int64_t number, int64_t first, int64_t count, const void* next) const {
+    const uint8_t* from = at(number) + first * GROUP_BYTES;
+    const uint16_t* own = counts + number * groups;
+    int64_t skipped = 0;
+    for (int64_t group = 0; group < first; ++group) skipped += own[group];
+    return {from, own + first, patches + begin[number] + skipped, bases[number], panel_stream(from, count * GROUP_BYTES, next)};
   }
-  Panel12 panel(int64_t number) const { return panel(number, at(number + 1)); }
+  Panel12 panel(int64_t number) const { return panel(number, 0, groups, at(number + 1)); }
 };
 
 // Interleaves the bytes of two registers: of every 16 bytes the first 8, or the last 8.
@@ -138,17 +142,23 @@ class DecodedPanel {
   bf16* to;
 };
 
+// Decodes `groups` groups to memory in the layout of panel.h, the last group of a panel zero-padded.
+inline void decode_groups(const Panel12& panel, int64_t groups, bf16* to) {
+  const uint32_t* patches = panel.patches;
+  for (int64_t group = 0; group < groups; patches += panel.counts[group++])
+    decode_group(panel.planes + group * GROUP_BYTES, panel.base, patches, panel.counts[group], to + group * GROUP_WEIGHTS);
+}
+
 // Kernels that decode in registers, with the same operations in the same order as the kernels of panel.h. Groups with patches, and a
-// partial last group, go through memory, as do all groups if the panel is kept for other rows: then memory has the layout of panel.h, with
-// the last group zero-padded.
+// partial last group, go through memory.
 template <int COUNT, typename Decoded, typename Loaded>
-inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_there, Decoded from_quad, Loaded from_memory) {
+inline void for_groups(const Panel12& panel, int64_t pairs, Decoded from_quad, Loaded from_memory) {
   alignas(64) bf16 own[GROUP_WEIGHTS];
   const uint32_t* patches = panel.patches;
   const uint8_t* at = panel.planes;
   for (int64_t first = 0, group = 0; first < pairs; first += PAIRS, ++group, at += GROUP_BYTES) {
     int64_t count = panel.counts[group];
-    if (count == 0 && !kept && first + PAIRS <= pairs) {
+    if (count == 0 && first + PAIRS <= pairs) {
       for (int64_t i = 0; i < PAIRS / 2; ++i) {
         const uint8_t* now = at + i * QUAD_BYTES;
         const char* ahead = panel.stream.ahead<COUNT>(now);
@@ -159,16 +169,15 @@ inline void for_groups(const Panel12& panel, int64_t pairs, bf16* kept, bool is_
     }
     const char* ahead = panel.stream.ahead<COUNT>(at);
     for (int64_t line = 0; line < GROUP_BYTES; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-    bf16* whole = kept ? kept + group * GROUP_WEIGHTS : own;
-    if (!is_there) decode_group(at, panel.base, patches, count, whole);
+    decode_group(at, panel.base, patches, count, own);
     patches += count;
-    for (int64_t pair = 0; pair < std::min(PAIRS, pairs - first); ++pair) from_memory(first + pair, whole + pair * 2 * PANEL);
+    for (int64_t pair = 0; pair < std::min(PAIRS, pairs - first); ++pair) from_memory(first + pair, own + pair * 2 * PANEL);
   }
 }
 
-// Adds the products of rows with a pair of inputs to `total`; `both` has the pair's weights.
+// Adds the products of interleaved rows with a pair of inputs to `total`; `both` has the pair's weights.
 template <int COUNT, int TOGETHER>
-inline void add_pair(const Fma*, const float* x, int64_t stride, const lane_shorts* both, lanes (&total)[COUNT][TOGETHER]) {
+inline void add_pair(const Fma*, const float* x, const lane_shorts* both, Sums<COUNT, TOGETHER>& total) {
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; ++odd) {
     lanes wide[TOGETHER];
@@ -176,7 +185,7 @@ inline void add_pair(const Fma*, const float* x, int64_t stride, const lane_shor
     for (int i = 0; i < TOGETHER; ++i) wide[i] = (lanes)(odd ? (lane_words)both[i] & 0xffff0000 : (lane_words)both[i] << 16);
 #pragma GCC unroll 16
     for (int row = 0; row < COUNT; ++row) {
-      float input = x[row * stride + odd];
+      float input = x[odd * COUNT + row];
 #pragma GCC unroll 8
       for (int i = 0; i < TOGETHER; ++i) total[row][i] += wide[i] * input;
     }
@@ -185,25 +194,25 @@ inline void add_pair(const Fma*, const float* x, int64_t stride, const lane_shor
 
 #ifdef HAS_BFLOAT16_DOT
 template <int COUNT, int TOGETHER>
-inline void add_pair(const Dot*, const bf16* x, int64_t stride, const lane_shorts* both, lanes (&total)[COUNT][TOGETHER]) {
+inline void add_pair(const Dot*, const bf16* x, const lane_shorts* both, Sums<COUNT, TOGETHER>& total) {
 #pragma GCC unroll 16
   for (int row = 0; row < COUNT; ++row) {
-    lane_words input = load<uint32_t>(x + row * stride) - lane_words{};
+    lane_words input = load<uint32_t>(x + 2 * row) - lane_words{};
 #pragma GCC unroll 8
     for (int i = 0; i < TOGETHER; ++i) total[row][i] = Dot::add(total[row][i], (lane_words)both[i], input);
   }
 }
 #endif
 
-// Multiplies x (COUNT, stride) with one panel to out (COUNT, 32); see for_groups.
+// Counterpart of multiply_panel for COUNT rows and 12-bit weights.
 template <typename Kernel, int COUNT>
-void multiply12(const typename Kernel::Input* x, int64_t stride, const Panel12& weight, int64_t pairs, bf16* kept, float* out) {
+void multiply12(const typename Kernel::Input* x, const Panel12& weight, int64_t pairs, bool adds, float* sums) {
   constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
 #pragma GCC unroll 8
   for (int column = 0; column < ACROSS; column += TOGETHER) {
-    lanes total[COUNT][TOGETHER] = {};
+    Sums<COUNT, TOGETHER> total(sums + column * LANES, adds);
     for_groups<COUNT>(
-        weight, pairs, kept, kept && column > 0,
+        weight, pairs,
         [&](int64_t pair, const uint8_t* from) {
           lane_shorts both[2][TOGETHER];
 #pragma GCC unroll 8
@@ -213,22 +222,21 @@ void multiply12(const typename Kernel::Input* x, int64_t stride, const Panel12& 
             both[0][i] = quad.half[0][half];
             both[1][i] = quad.half[1][half];
           }
-          add_pair((Kernel*)nullptr, x + 2 * pair, stride, both[0], total);
-          add_pair((Kernel*)nullptr, x + 2 * pair + 2, stride, both[1], total);
+          add_pair((Kernel*)nullptr, x + 2 * pair * COUNT, both[0], total);
+          add_pair((Kernel*)nullptr, x + 2 * (pair + 1) * COUNT, both[1], total);
         },
         [&](int64_t pair, const bf16* at) {
           lane_shorts both[TOGETHER];
 #pragma GCC unroll 8
           for (int i = 0; i < TOGETHER; ++i) both[i] = load<lane_shorts>(at + (column + i) * SHORTS);
-          add_pair((Kernel*)nullptr, x + 2 * pair, stride, both, total);
+          add_pair((Kernel*)nullptr, x + 2 * pair * COUNT, both, total);
         });
-    for (int row = 0; row < COUNT; ++row)
-      for (int i = 0; i < TOGETHER; ++i) store(out + row * PANEL + (column + i) * LANES, total[row][i]);
+    total.store_to(sums + column * LANES);
   }
 }
 
 template <typename Kernel>
-using PanelOf12 = void (*)(const typename Kernel::Input*, int64_t, const Panel12&, int64_t, bf16*, float*);
+using PanelOf12 = void (*)(const typename Kernel::Input*, const Panel12&, int64_t, bool, float*);
 
 template <typename Kernel, int... ROWS>
 constexpr PanelOf12<Kernel> panel12_among(int rows, std::integer_sequence<int, ROWS...>) {

@@ -117,7 +117,29 @@ constexpr int together(int rows, int most) {
   return most == 1 || (rows + 1) * most < REGISTERS ? most : together(rows, most / 2);
 }
 
-// FMA kernel: weights are converted to float32 in registers; for any processor.
+// Sums of COUNT rows in registers, over some of the outputs of a panel.
+template <int COUNT, int TOGETHER>
+struct Sums {
+  lanes total[COUNT][TOGETHER] = {};
+
+  // Starts with the sums of rows in memory, PANEL apart, or with zeros.
+  Sums(const float* from, bool adds) {
+    if (!adds) return;
+#pragma GCC unroll 16
+    for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 8
+      for (int i = 0; i < TOGETHER; ++i) total[row][i] = load<lanes>(from + row * PANEL + i * LANES);
+  }
+  lanes* operator[](int row) { return total[row]; }
+  void store_to(float* to) const {
+#pragma GCC unroll 16
+    for (int row = 0; row < COUNT; ++row)
+#pragma GCC unroll 8
+      for (int i = 0; i < TOGETHER; ++i) store(to + row * PANEL + i * LANES, total[row][i]);
+  }
+};
+
+// FMA kernel: weights are converted to float32 in registers; for any processor. Input rows are interleaved float32 numbers.
 template <typename Dtype>
 struct FloatKernel {
   using Input = float;
@@ -125,25 +147,22 @@ struct FloatKernel {
   using Activation = typename Dtype::Activation;
   static constexpr int ROWS = REGISTER == 64 ? 13 : 6, STEP = Dtype::STEP;
 
-  static const float* inputs(const float* x, int64_t) { return x; }
-
-  // Converts a row of inputs to float32 once per thread, so that the inner loop loads them directly.
+  // Words i … i + some - 1 of a row, some <= 16: float32 numbers.
   template <typename Number>
-  static const float* inputs(const Number* x, int64_t size) {
-    static thread_local std::vector<float> wide;  // kept from call to call, so that nothing is allocated
-    if (int64_t(wide.size()) < size) wide.resize(size);
-    int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) store(&wide[i], load_floats(x + i));
-    for (; i < size; ++i) wide[i] = as_float(x[i]);
-    return wide.data();
+  static words load_words(const Number* x, int64_t i, int64_t some) {
+    if (some == WIDTH) return (words)load_floats(x + i);
+    Number rest[WIDTH] = {};
+    std::memcpy(rest, x + i, some * sizeof(Number));
+    return (words)load_floats(rest);
   }
 
   template <int COUNT>
-  static void panel(const float* x, int64_t stride, const Stored* weight, int64_t steps, float* out, const Stream& stream) {
+  static void panel(const float* x, const Stored* weight, int64_t steps, bool adds, float* sums, const Stream& stream) {
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
-      lanes total[COUNT][TOGETHER] = {};
-      for (int64_t step = 0; step < steps; ++step) {
+      Sums<COUNT, TOGETHER> total(sums + column * LANES, adds);
+      const float* input = x;
+      for (int64_t step = 0; step < steps; ++step, input += COUNT * STEP) {
         const Stored* at = weight + (step * PANEL + column * LANES) * STEP;
         constexpr int BYTES = TOGETHER * LANES * STEP * sizeof(Stored);
         const char* ahead = stream.ahead<COUNT>(at);
@@ -158,14 +177,13 @@ struct FloatKernel {
           }
 #pragma GCC unroll 16
           for (int row = 0; row < COUNT; ++row) {
-            float input = x[row * stride + step * STEP + odd];
+            float number = input[odd * COUNT + row];
 #pragma GCC unroll 8
-            for (int i = 0; i < TOGETHER; ++i) total[row][i] += wide[i] * input;
+            for (int i = 0; i < TOGETHER; ++i) total[row][i] += wide[i] * number;
           }
         }
       }
-      for (int row = 0; row < COUNT; ++row)
-        for (int i = 0; i < TOGETHER; ++i) store(out + row * PANEL + (column + i) * LANES, total[row][i]);
+      total.store_to(sums + column * LANES);
     }
   }
 };
@@ -174,14 +192,14 @@ using Fma = FloatKernel<Bfloat16>;
 
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define HAS_BFLOAT16_DOT
-// Kernel with the bfloat16 pair dot-product instruction, accumulated in float32.
+// Kernel with the bfloat16 pair dot-product instruction, accumulated in float32. Input rows are interleaved pairs.
 struct Dot {
   using Input = bf16;
   using Stored = bf16;
   using Activation = bf16;
   static constexpr int ROWS = REGISTER == 64 ? 13 : 6, STEP = 2;
 
-  static const bf16* inputs(const bf16* x, int64_t) { return x; }
+  static words load_words(const bf16* x, int64_t i, int64_t some) { return load_some(x + 2 * i, some); }
 
   static lanes add(lanes total, lane_words weights, lane_words input) {
 #ifdef __AVX512BF16__
@@ -192,11 +210,12 @@ struct Dot {
   }
 
   template <int COUNT>
-  static void panel(const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* out, const Stream& stream) {
+  static void panel(const bf16* x, const bf16* weight, int64_t pairs, bool adds, float* sums, const Stream& stream) {
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
-      lanes total[COUNT][TOGETHER] = {};
-      for (int64_t pair = 0; pair < pairs; ++pair) {
+      Sums<COUNT, TOGETHER> total(sums + column * LANES, adds);
+      const bf16* input = x;
+      for (int64_t pair = 0; pair < pairs; ++pair, input += 2 * COUNT) {
         const bf16* at = weight + (pair * PANEL + column * LANES) * 2;
         lane_words weights[TOGETHER];
 #pragma GCC unroll 8
@@ -205,13 +224,12 @@ struct Dot {
         for (int line = 0; line < TOGETHER * REGISTER; line += 64) __builtin_prefetch(ahead + line);
 #pragma GCC unroll 16
         for (int row = 0; row < COUNT; ++row) {
-          lane_words input = load<uint32_t>(x + row * stride + 2 * pair) - lane_words{};
+          lane_words both = load<uint32_t>(input + 2 * row) - lane_words{};
 #pragma GCC unroll 8
-          for (int i = 0; i < TOGETHER; ++i) total[row][i] = add(total[row][i], weights[i], input);
+          for (int i = 0; i < TOGETHER; ++i) total[row][i] = add(total[row][i], weights[i], both);
         }
       }
-      for (int row = 0; row < COUNT; ++row)
-        for (int i = 0; i < TOGETHER; ++i) store(out + row * PANEL + (column + i) * LANES, total[row][i]);
+      total.store_to(sums + column * LANES);
     }
   }
 };
@@ -227,21 +245,94 @@ constexpr bool IN_TILES = false;
 template <typename Kernel>
 struct PanelState {};
 
-// Rows (of `row_bytes` bytes each) that are multiplied with a panel before the next panel is read, so that they stay in the second-level
-// cache. With 32-byte registers, fewer short rows (to leave room for the panels) and more long rows (which would otherwise wait for the
-// next panel), unless there are too few panels for all threads. Processors with tiles have a larger cache. Blocks have similar sizes, in
-// whole passes of the kernel.
+// Blocks of a product, whose operands stay in the caches: `rows` rows are multiplied with a chunk of `inputs` inputs of a panel before the next
+// panel is read, and with the chunks of `panels` adjacent panels before the next chunk of inputs.
+struct Blocks {
+  int64_t rows, inputs, panels;
+
+  // Number of chunks of `size` inputs.
+  int64_t chunks(int64_t size) const { return std::max<int64_t>(1, (size + inputs - 1) / inputs); }
+};
+
+// Blocks of a product of `rows` rows, which have `inputs` inputs of `input_bytes` bytes, with `panels` panels. Rows are multiplied in up to
+// PASSES passes of the kernel per block, and blocks have similar sizes, in whole passes. Kernels with AMX tiles read whole panels.
 template <typename Kernel>
-int64_t rows_together(int64_t rows, int64_t row_bytes, int64_t panels, int threads) {
-  constexpr bool IS_NARROW = REGISTER == 32;
-  constexpr int64_t ROWS = IN_TILES<Kernel> ? TILE_ROWS : Kernel::ROWS, PASSES = 24, PIECES = 4;
-  int64_t most = (IN_TILES<Kernel> ? 5 * CACHE / 2 : IS_NARROW ? 3 * CACHE / 8 : CACHE) / row_bytes;
-  if (IS_NARROW && panels >= PIECES * threads) most = std::max(most, std::min(PASSES * ROWS, 6 * CACHE / row_bytes));
-  most = std::max(IN_TILES<Kernel> ? most : most / ROWS * ROWS, ROWS);
+Blocks choose_blocks(int64_t rows, int64_t inputs, int64_t input_bytes, int64_t panels, int threads) {
+  constexpr int64_t ROWS = IN_TILES<Kernel> ? TILE_ROWS : Kernel::ROWS, PASSES = 16, CHUNK = 512, PANELS = 8, PIECES = 4;
+  int64_t most = IN_TILES<Kernel> ? std::max(5 * CACHE / 2 / (inputs * input_bytes), ROWS) : PASSES * ROWS;
   rows = std::max<int64_t>(rows, 1);
   int64_t blocks = (rows + most - 1) / most;
-  return up_to((rows + blocks - 1) / blocks, ROWS);
+  int64_t together = up_to((rows + blocks - 1) / blocks, ROWS);
+  if (IN_TILES<Kernel> || std::min(rows, together) * inputs * input_bytes <= CACHE / 4) return {together, std::max<int64_t>(inputs, 1), 1};
+  return {together, rows <= ROWS ? 4 * CHUNK : CHUNK, std::clamp<int64_t>(panels * blocks / (PIECES * threads), 1, PANELS)};
 }
+
+// Rows per pass of a kernel or form over `rows` rows: equal passes, because a last pass with few rows is wasteful; whole tiles for AMX.
+template <typename Kernel>
+int64_t pass_rows(int64_t rows) {
+  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
+  return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? TILE_ROWS : 1);
+}
+
+// Memory of a thread for a block of rows, kept from call to call, so that nothing is allocated.
+template <typename Input>
+inline LineVector<Input>& block_memory() {
+  static thread_local LineVector<Input> memory;
+  return memory;
+}
+
+// Block of input rows in the format of a kernel. AMX kernels read rows as they are. For other kernels the rows of a pass are interleaved by
+// words of 4 bytes (word i of all rows, then word i + 1), so that they are one stream, read at constant offsets: separate rows evict each other
+// from the first-level cache if they are a power of two apart.
+template <typename Kernel>
+class RowBlock {
+ public:
+  using Input = typename Kernel::Input;
+
+  // Takes `count` rows of `numbers` numbers, `stride` apart.
+  template <typename Number>
+  void take(const Number* x, int64_t stride, int64_t count, int64_t numbers) {
+    rows = count;
+    if constexpr (IN_TILES<Kernel>) {
+      memory = x, size = stride;
+    } else {
+      constexpr int64_t WORD = 4 / sizeof(Input);  // numbers in a word
+      size = numbers, step = pass_rows<Kernel>(count);
+      LineVector<Input>& all = block_memory<Input>();
+      if (int64_t(all.size()) < rows * size + WIDTH * WORD) all.resize(rows * size + WIDTH * WORD);
+      memory = all.data();
+      for (int64_t row = 0; row < rows; row += step)
+        interleave(std::min(step, rows - row), size / WORD, all.data() + row * size,
+                   [&](int64_t i, int64_t word, int64_t some) { return Kernel::load_words(x + (row + i) * stride, word, some); });
+    }
+  }
+
+  // Inputs, from `begin` on, of the rows of the pass that starts at `row`.
+  const Input* at(int64_t row, int64_t begin) const {
+    if constexpr (IN_TILES<Kernel>) return memory + row * size + begin;
+    else return memory + row * size + begin * std::min(step, rows - row);
+  }
+
+  // Numbers from row to row; for AMX kernels.
+  int64_t stride() const { return size; }
+
+ private:
+  // Interleaves `count` rows of `words_each` words. Writes up to a vector after the end.
+  template <typename Load>
+  static void interleave(int64_t count, int64_t words_each, Input* out, Load load) {
+    uint32_t* to = (uint32_t*)out;
+    for (int64_t first = 0; first < words_each; first += WIDTH) {
+      int64_t some = std::min<int64_t>(WIDTH, words_each - first);
+      words block[WIDTH] = {};
+      for (int64_t row = 0; row < count; ++row) block[row] = load(row, first, some);
+      if (count > 1) transpose(block);
+      for (int64_t i = 0; i < (count > 1 ? some : 1); ++i) store(to + (first + i) * count, block[i]);
+    }
+  }
+
+  const Input* memory = nullptr;
+  int64_t rows = 0, size = 0, step = 0;  // step: rows of a pass
+};
 
 // Writes 32 outputs of rows. Calls that write more than STREAMED bytes use non-temporal stores, because a cached store would first read
 // each line. STREAMED was measured: two second-level caches.
@@ -275,13 +366,6 @@ class RowWriter {
   bool streams;
 };
 
-// Rows per pass of a kernel or form over `rows` rows: equal passes, because a last pass with few rows is wasteful; whole tiles for AMX.
-template <typename Kernel>
-int64_t pass_rows(int64_t rows) {
-  int64_t passes = (rows + Kernel::ROWS - 1) / Kernel::ROWS;
-  return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? TILE_ROWS : 1);
-}
-
 // Index of a thread's pass over a panel; each pass has other rows of the block.
 struct Pass {
   int64_t number, count;
@@ -308,7 +392,7 @@ struct Pass {
 };
 
 template <typename Kernel>
-using Panel = void (*)(const typename Kernel::Input*, int64_t, const typename Kernel::Stored*, int64_t, float*, const Stream&);
+using Panel = void (*)(const typename Kernel::Input*, const typename Kernel::Stored*, int64_t, bool, float*, const Stream&);
 
 template <typename Kernel, int... ROWS>
 constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...>) {
@@ -316,23 +400,17 @@ constexpr Panel<Kernel> panel_among(int rows, std::integer_sequence<int, ROWS...
   return variants[rows - 1];
 }
 
+// Product of `rows` interleaved rows with `steps` steps of a panel, written to `sums` (rows, 32), or added to them.
+template <typename Kernel>
+inline void multiply_panel(int rows, const typename Kernel::Input* x, const typename Kernel::Stored* weight, int64_t steps, bool adds,
+                           float* sums, const Stream& stream) {
+  panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, weight, steps, adds, sums, stream);
+}
+
 // Sums (rows, 32) of a panel's product, read 16 at a time: the first half (0) or the second (1).
 struct FloatSums {
   const float* sums;
   floats operator()(int row, int half) const { return load<floats>(sums + row * PANEL + half * WIDTH); }
 };
-
-// Multiplies x (rows, stride) with one panel, for at most the kernel's ROWS rows. Calls done(row, count, sums) for all rows, some at a
-// time. Sums are valid within `done` only; `memory` (rows, 32) is their scratch space.
-template <typename Kernel, typename Done>
-inline void multiply_panel(PanelState<Kernel>& state, int rows, const typename Kernel::Input* x, int64_t stride, const typename Kernel::Stored* weight,
-                           int64_t steps, float* memory, const Stream& stream, Done done) {
-  if constexpr (IN_TILES<Kernel>) {
-    Kernel::panel(state, rows, x, stride, weight, steps, memory, stream, done);
-  } else {
-    panel_among<Kernel>(rows, std::make_integer_sequence<int, Kernel::ROWS>{})(x, stride, weight, steps, memory, stream);
-    done(0, rows, FloatSums{memory});
-  }
-}
 
 }  // namespace

@@ -20,7 +20,8 @@ template <typename Form, typename T>
 struct Operands {
   std::vector<Operand<Form>> each;  // by segment
   const T* bias;                    // null for none
-  int64_t tokens, outputs, together;
+  int64_t tokens, outputs;
+  Blocks blocks;
 };
 
 // Products of blocks of rows with panels, on one thread.
@@ -31,9 +32,9 @@ class RoundedProducts {
 
   // Products of the block of rows at `first` with a panel; see write_products.
   template <typename Write>
-  void multiply(int64_t first, PanelIndex panel, PanelIndex next, Write write) {
+  void multiply(int64_t first, PanelIndex panel, PanelIndex next, float*, Write write) {
     const Operand<Form>& own = all.each[panel.segment];
-    int64_t count = std::min(all.together, all.tokens - first), step = pass_rows<Form>(count), output = panel.number * PANEL;
+    int64_t count = std::min(all.blocks.rows, all.tokens - first), step = pass_rows<Form>(count), output = panel.number * PANEL;
     const float* scales = own.scales ? own.scales + output : nullptr;
     floats add_low, add_high;
     load_bias(all.bias, output, all.outputs, add_low, add_high);
@@ -94,7 +95,7 @@ void multiply(Make make, const T* x, const Segments& segments, const T* bias, T*
   using Form = decltype(make(0, 0));
   static thread_local std::vector<Rounded> rounded;  // the pool's threads read the caller's
   if (int64_t(rounded.size()) < segments.count) rounded.resize(segments.count);
-  Operands<Form, T> operands{{}, bias, tokens, outputs, 0};
+  Operands<Form, T> operands{{}, bias, tokens, outputs, {}};
   int64_t inputs = segments.inputs(), padded = 0;
   for (int64_t i = 0; i < segments.count; ++i) {
     const Segment& segment = segments.each[i];
@@ -107,10 +108,11 @@ void multiply(Make make, const T* x, const Segments& segments, const T* bias, T*
     for (size_t i = 0; i < operands.each.size(); from += operands.each[i++].form.inputs) rounded[i].round_row(operands.each[i].form, from, row);
   });
   int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
-  operands.together = rows_together<Form>(tokens, padded * sizeof(typename Form::Dot::Input), panels, threads);
+  Blocks& blocks = operands.blocks = choose_blocks<Form>(tokens, padded, sizeof(typename Form::Dot::Input), panels, threads);
+  blocks.inputs = std::max<int64_t>(inputs, 1), blocks.panels = 1;
   auto products = [&] { return RoundedProducts<Form, T>(operands); };
-  if (finish == Finish::NOTHING) write_products<Form>(segments, out, tokens, outputs, operands.together, threads, products);
-  else write_gated<Form>(finish, out, tokens, outputs / 2, operands.together, threads, products);
+  if (finish == Finish::NOTHING) write_products<Form>(segments, out, tokens, outputs, blocks, threads, products);
+  else write_gated<Form>(segments, finish, out, tokens, outputs / 2, blocks, threads, products);
 }
 
 }  // namespace
