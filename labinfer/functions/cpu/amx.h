@@ -198,7 +198,7 @@ struct Amx {
   using Input = bf16;
   using Stored = bf16;
   using Activation = bf16;
-  static constexpr int ROWS = 512, STEP = 2;
+  static constexpr int ROWS = 512, STEP = 2, FEW = 0;
 
   template <typename Done>
   static void panel(TileShape& shape, int rows, const bf16* x, int64_t stride, const bf16* weight, int64_t pairs, float* memory,

@@ -87,7 +87,7 @@ class Rows {
   using Dot = typename Form::Dot;
   struct Block {
     RoundedRows rows;
-    const typename Dot::Input* x;
+    RowBlock<Form> x;
   };
   static constexpr int64_t NUMBER = sizeof(typename Dot::Input);  // bytes of a block's element
 
@@ -111,7 +111,7 @@ class Rows {
   template <typename Each>
   static void multiply(PanelState<Form>& state, const Form& form, const Block& in, int64_t first, int count, const uint8_t* panel,
                        const float* scales, float global_scale, float* memory, const Stream& stream, Each each) {
-    multiply_panel(state, form, count, in.x + first * form.padded(), panel, in.rows.start + first * form.groups(), memory, stream,
+    multiply_panel(state, form, in.x, first, count, 0, form.padded(), panel, in.rows.start + first * form.groups(), memory, stream,
                    [&](int begin, int some, auto sums) {
                      for (int row = 0; row < some; ++row) {
                        float scale = in.rows.scale[first + begin + row] * global_scale;
@@ -122,8 +122,10 @@ class Rows {
 
  private:
   static Block block(const Form& form, const RoundedRows& rows, int64_t count) {
-    static thread_local LineVector<typename Dot::Input> wide;  // kept from call to call, so that nothing is allocated
-    return {rows, inputs<Dot>(rows.q, count * form.padded(), wide)};
+    static thread_local LineVector<typename Dot::Input> wide, interleaved;  // kept from call to call, so that nothing is allocated
+    Block block{rows, {}};
+    block.x.take(inputs<Dot>(rows.q, count * form.padded(), wide), form.padded(), count, form.padded(), interleaved);
+    return block;
   }
 
   Rounded rounded;
@@ -140,9 +142,7 @@ class Rows<Dense<Kernel>> {
   void set(const Form&, const Activation* rows_in, int64_t, int64_t apart, int) { x = rows_in, stride = apart; }
 
   Block take(const Form& form, int64_t first, int64_t count) const {
-    Block block;
-    block.take(x + first * stride, stride, count, form.padded());
-    return block;
+    return block(x + first * stride, stride, count, form.padded());
   }
 
   Block gather(const Form& form, const int64_t* numbers, int64_t count) const {
@@ -153,9 +153,7 @@ class Rows<Dense<Kernel>> {
       near[(row + 1) * padded - 1] = 0;
       std::memcpy(&near[row * padded], x + numbers[row] * stride, form.inputs * sizeof(Activation));
     }
-    Block block;
-    block.take(near.data(), padded, count, padded);
-    return block;
+    return block(near.data(), padded, count, padded);
   }
 
   template <typename Each>
@@ -175,6 +173,13 @@ class Rows<Dense<Kernel>> {
   }
 
  private:
+  static Block block(const Activation* x, int64_t stride, int64_t count, int64_t padded) {
+    static thread_local LineVector<typename Kernel::Input> memory;  // kept from call to call, so that nothing is allocated
+    Block block;
+    block.take(x, stride, count, padded, memory);
+    return block;
+  }
+
   const Activation* x;
   int64_t stride;
 };

@@ -46,11 +46,14 @@ class Products {
   Products(const Number* x, const Segments& segments, const Number* bias, int64_t tokens, int64_t outputs)
       : x(x), segments(segments), bias(bias), tokens(tokens), outputs(outputs), stride(segments.inputs()) {}
 
+  int64_t chunks(int64_t) const { return 1; }  // of write_products: sums are added per CHUNK here
+
   // Products of the block of rows at `first` with a panel; see write_products.
   template <typename Write>
   void multiply(int64_t first, PanelIndex panel, PanelIndex, float*, Write write) {
     int64_t rows = std::min(TOGETHER, tokens - first), inputs = segments.each[panel.segment].inputs, output = panel.number * PANEL;
-    if (first != taken) rows_in.take(x + first * stride, stride, rows, stride), taken = first;
+    static thread_local LineVector<float> memory;  // kept from call to call, so that nothing is allocated
+    if (first != taken) rows_in.take(x + first * stride, stride, rows, stride, memory), taken = first;
     auto weight = (const typename Dtype::Stored*)segments.each[panel.segment].weight + output * inputs;
     if (output + PANEL > outputs) weight = pack_rest(weight, outputs - output, inputs);
     int64_t begin = Segments{segments.each, panel.segment, nullptr}.inputs();

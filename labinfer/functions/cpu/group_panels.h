@@ -11,9 +11,9 @@ GroupPanel group_panel_table(int form, int rows);
 namespace {
 
 template <int ROWS, typename Form>
-void multiply(const void* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start, float* out,
+void multiply(const void* x, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start, int64_t starts, bool adds, float* out,
               const void* stream) {
-  panel_groups<ROWS, typename Form::Coding, Form::OFFSET>((const typename Form::Dot::Input*)x, stride, weight, groups, group, start, out,
+  panel_groups<ROWS, typename Form::Coding, Form::OFFSET>((const typename Form::Dot::Input*)x, weight, groups, group, start, starts, adds, out,
                                                           *(const Stream*)stream);
 }
 

@@ -14,7 +14,8 @@ typedef int32_t lane_ints __attribute__((vector_size(REGISTER)));
 constexpr int64_t NO_LIMIT = std::numeric_limits<int64_t>::max();
 
 // Interface of a dot-product class. It multiplies the 4 inputs of a row in TURNS instructions. Rows are stored as Input: bytes, or wider
-// integers that widen() makes of them once, in the order that the instruction needs. Inputs is the operand of one turn for all outputs.
+// integers that widen() makes of them once, in the order that the instruction needs: a word of 4 bytes for each turn. Inputs is the operand
+// of one turn for all outputs.
 // Sums accumulates at most RUN inputs; whole() converts it to int32. SHIFT is subtracted from 8-bit codes when they become Weights. ROWS
 // rows are multiplied at a time, with at most HELD registers of sums.
 
@@ -35,7 +36,7 @@ struct ByteDot {
   static constexpr int SHIFT = 0;
 #endif
 
-  static Inputs inputs(const int8_t* x, int) { return load<int32_t>(x) - lane_ints{}; }
+  static Inputs inputs(const int8_t* word) { return load<int32_t>(word) - lane_ints{}; }
   template <int BITS>
   static Weights weights(lane_words codes) { return BITS == 8 && SHIFT ? codes ^ 0x80808080 : codes; }
   static lane_ints whole(Sums sums) { return sums; }
@@ -98,7 +99,7 @@ struct PairDot {
     }
   }
 
-  static Inputs inputs(const int16_t* x, int turn) { return load<int32_t>(x + 2 * turn) - lane_ints{}; }
+  static Inputs inputs(const int16_t* word) { return load<int32_t>(word) - lane_ints{}; }
   template <int BITS>
   static Weights weights(lane_words codes) {
     typedef uint16_t Pairs __attribute__((vector_size(REGISTER)));
@@ -121,7 +122,7 @@ struct SmallDot {
   static constexpr int64_t RUN = 32767 / (127 * MOST) / 8 * 16;
   static constexpr int TURNS = 1, ROWS = PairDot::ROWS, HELD = PairDot::HELD, SHIFT = 0;
 
-  static Inputs inputs(const int8_t* x, int) { return load<int32_t>(x) - lane_ints{}; }
+  static Inputs inputs(const int8_t* word) { return load<int32_t>(word) - lane_ints{}; }
   template <int BITS>
   static Weights weights(lane_words codes) { return codes; }
   static lane_ints whole(Sums sums) { return WHOLE_REGISTER(madd_epi16, sums, Sums{} + 1); }
@@ -154,7 +155,7 @@ struct SingleDot {
     for (int64_t i = 0; i < count; ++i) to[i] = x[i];
   }
 
-  static Inputs inputs(const int32_t* x, int turn) { return x[turn]; }
+  static Inputs inputs(const int32_t* word) { return *word; }
   template <int BITS>
   static Weights weights(lane_words codes) {
     return {{(lane_ints)(codes & 0xff), (lane_ints)(codes >> 8 & 0xff), (lane_ints)(codes >> 16 & 0xff), (lane_ints)(codes >> 24)}};

@@ -109,25 +109,27 @@ struct StepWeights {
   }
 };
 
-// Multiplies ROWS rows with one panel of codes over `inputs` inputs. done(row, i, sums) gets the i-th register of a row's sums.
-template <typename Coding, int ROWS, typename Done>
-__attribute__((always_inline)) inline void multiply_codes(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* codes,
-                                                          int64_t inputs, const int32_t* first, const Stream& stream, Done done) {
+// Multiplies ROWS interleaved rows with a panel of codes over `inputs` inputs. first(row, i) is the initial value of the i-th register of a row's
+// sums, which done(row, i, sums) gets.
+template <typename Coding, int ROWS, typename First, typename Done>
+__attribute__((always_inline)) inline void multiply_codes(const typename Coding::Dot::Input* x, const uint8_t* codes, int64_t inputs,
+                                                          First first, const Stream& stream, Done done) {
   using Dot = typename Coding::Dot;
   using Words = CodeWords<Coding::BITS>;
-  constexpr int STEP = Words::STEP, ACROSS = PANEL / LANES;
+  constexpr int STEP = Words::STEP, ACROSS = PANEL / LANES, WORD = 4 / sizeof(typename Dot::Input);
   constexpr int TOGETHER = ROWS * ACROSS <= Dot::HELD       ? ACROSS
                            : ROWS * ACROSS / 2 <= Dot::HELD ? ACROSS / 2
                                                             : ACROSS / 4;
   for (int column = 0; column < ACROSS; column += TOGETHER) {
     lane_ints total[ROWS][TOGETHER];
     for (int row = 0; row < ROWS; ++row)
-      for (int i = 0; i < TOGETHER; ++i) total[row][i] = first[row] - lane_ints{};
+      for (int i = 0; i < TOGETHER; ++i) total[row][i] = first(row, column + i);
     const uint8_t* from = codes + column * REGISTER;
     auto add = [&](auto& sums, int64_t step, int64_t end) __attribute__((always_inline)) {
       for (; step < end; ++step) {
         const char* ahead = stream.ahead<ROWS>(from + step * Words::BYTES * PANEL);  // spread evenly, because lines fetched in bursts arrive late
         for (int line = 0; line < TOGETHER * LANES * Words::BYTES; line += 64) __builtin_prefetch(ahead + line);
+        const typename Dot::Input* from_x = x + step * STEP * ROWS;
         typename Dot::Weights weights[STEP / 4][TOGETHER];
 #pragma GCC unroll 8
         for (int i = 0; i < TOGETHER; ++i) {
@@ -141,7 +143,7 @@ __attribute__((always_inline)) inline void multiply_codes(const typename Coding:
           for (int part = 0; part < STEP / 4; ++part) {
 #pragma GCC unroll 4
             for (int turn = 0; turn < Dot::TURNS; ++turn) {
-              typename Dot::Inputs given = Dot::inputs(x + row * stride + step * STEP + 4 * part, turn);
+              typename Dot::Inputs given = Dot::inputs(from_x + ((part * Dot::TURNS + turn) * ROWS + row) * WORD);
 #pragma GCC unroll 8
               for (int i = 0; i < TOGETHER; ++i) sums[row][i] = Dot::add(sums[row][i], weights[part][i], given, turn);
             }
@@ -164,15 +166,16 @@ __attribute__((always_inline)) inline void multiply_codes(const typename Coding:
   }
 }
 
-// Panel of 32 outputs with int8 weights: for each 4 inputs, 4 bytes of every output. out (ROWS, 32) = start of the row + its products.
+// Panel of 32 outputs with int8 weights: for each 4 inputs, 4 bytes of every output. sums (ROWS, 32) = start of the row + its products, or
+// products are added to sums.
 template <int ROWS>
-inline void panel_int8(const CodeDot<8>::Input* x, int64_t stride, const uint8_t* weight, int64_t inputs, const int32_t* start,
-                       float* out, const Stream& stream) {
-  int32_t first[ROWS];
-  for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Uniform<8>, NONE>(start[row]);
-  multiply_codes<Uniform<8>, ROWS>(x, stride, weight, inputs, first, stream, [&](int row, int i, lane_ints sums) {
-    store(out + row * PANEL + i * LANES, __builtin_convertvector(sums, lanes));
-  });
+inline void panel_int8(const CodeDot<8>::Input* x, const uint8_t* weight, int64_t inputs, const int32_t* start, bool adds, int32_t* sums,
+                       const Stream& stream) {
+  auto first = [&](int row, int i) {
+    return adds ? load<lane_ints>(sums + row * PANEL + i * LANES) : first_sum<Uniform<8>, NONE>(start[row]) - lane_ints{};
+  };
+  multiply_codes<Uniform<8>, ROWS>(x, weight, inputs, first, stream,
+                                   [&](int row, int i, lane_ints total) { store(sums + row * PANEL + i * LANES, total); });
 }
 
 // LANES scales or offsets of a group, starting at output i.
@@ -216,15 +219,18 @@ constexpr bool has_free_registers([[maybe_unused]] Offset offset) {
 }
 
 // Panel of 32 outputs quantized in groups: for each group of inputs 32 scales, with an offset 32 float16 offsets, then the codes (see
-// CodeWords). start (ROWS, groups): minus MIDDLE times the sum of the group's inputs, with an offset minus that sum. A group has a multiple
-// of 8 inputs, with 5-bit codes of 32.
+// CodeWords). start (ROWS, starts): of each group minus MIDDLE times the sum of its inputs, with an offset minus that sum. A group has a
+// multiple of 8 inputs, with 5-bit codes of 32. Products are written to out (ROWS, 32), or added to it.
 template <int ROWS, typename Coding, Offset OFFSET>
-inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, const uint8_t* weight, int64_t groups, int64_t group,
-                         const int32_t* start, float* out, const Stream& stream) {
+inline void panel_groups(const typename Coding::Dot::Input* x, const uint8_t* weight, int64_t groups, int64_t group, const int32_t* start,
+                         int64_t starts, bool adds, float* out, const Stream& stream) {
   constexpr int SCALES = Coding::SCALE_BYTES * PANEL;
   constexpr bool IS_HELD = ROWS <= ROWS_HELD;
   lanes held[IS_HELD ? ROWS : 1][PANEL / LANES] = {};
-  if constexpr (!IS_HELD) std::memset(out, 0, ROWS * PANEL * sizeof(float));
+  if (!IS_HELD && !adds) std::memset(out, 0, ROWS * PANEL * sizeof(float));
+  if (IS_HELD && adds)
+    for (int row = 0; row < ROWS; ++row)
+      for (int i = 0; i < PANEL / LANES; ++i) held[row][i] = load<lanes>(out + row * PANEL + i * LANES);
   for (int64_t number = 0; number < groups; ++number) {
     lanes scales[PANEL / LANES], offsets[PANEL / LANES] = {};
     for (int i = 0; i < PANEL / LANES; ++i) {
@@ -232,15 +238,14 @@ inline void panel_groups(const typename Coding::Dot::Input* x, int64_t stride, c
       if (OFFSET) offsets[i] = group_numbers<2>(weight + SCALES, i * LANES);
     }
     weight += SCALES + (OFFSET ? 2 * PANEL : 0);
-    int32_t first[ROWS];
-    for (int row = 0; row < ROWS; ++row) first[row] = first_sum<Coding, OFFSET>(start[row * groups + number]);
-    multiply_codes<Coding, ROWS>(x, stride, weight, group, first, stream, [&](int row, int i, lane_ints sums) {
-      lanes product = group_product<Coding, OFFSET>(sums, float(start[row * groups + number]), scales[i], offsets[i]);
+    auto first = [&](int row, int) { return first_sum<Coding, OFFSET>(start[row * starts + number]) - lane_ints{}; };
+    multiply_codes<Coding, ROWS>(x, weight, group, first, stream, [&](int row, int i, lane_ints sums) {
+      lanes product = group_product<Coding, OFFSET>(sums, float(start[row * starts + number]), scales[i], offsets[i]);
       float* to = out + row * PANEL + i * LANES;
       if constexpr (IS_HELD) held[row][i] += product;
       else store(to, load<lanes>(to) + product);
     });
-    x += group, weight += group * Coding::BITS / 8 * PANEL;
+    x += group * ROWS, weight += group * Coding::BITS / 8 * PANEL;
   }
   if constexpr (IS_HELD)
     for (int row = 0; row < ROWS; ++row)

@@ -33,6 +33,9 @@ class Products {
   Products(const bf16* x, const Matrices& matrices, const bf16* bias, int64_t tokens, const Blocks& blocks)
       : x(x), matrices(matrices), bias(bias), tokens(tokens), blocks(blocks) {}
 
+  // Number of chunks of a segment's panels.
+  int64_t chunks(int64_t segment) const { return blocks.chunks(up_to(matrices.each[segment].inputs, 2)); }
+
   // Products of the block of rows at `first` with a chunk of a panel; see write_products.
   template <typename Write>
   void multiply(int64_t first, PanelIndex panel, PanelIndex next, float* sums, Write write) {
@@ -43,7 +46,7 @@ class Products {
     load_bias(bias, output, matrices.outputs, low, high);
     auto add = [&](int64_t token, floats some_low, floats some_high) { write(token, some_low + low, some_high + high); };
     int64_t even = up_to(inputs, 2), chunk = panel.chunk * blocks.inputs;
-    if (even <= blocks.inputs) sums = nullptr;
+    if (chunks(panel.segment) == 1) sums = nullptr;
     Chunk now{panel.number, chunk, std::min(blocks.inputs, even - chunk)};
     const void* after = matrices.each[next.segment].weights.at(next.number, next.chunk * blocks.inputs);
     if (left >= PANEL) return run(weights, now, after, first, count, begin + chunk, sums, add);
@@ -68,9 +71,10 @@ class Products {
 
   // Takes the rows of a block; an odd number of inputs of a segment is followed by a zero.
   void take(int64_t first, int64_t count) {
+    static thread_local LineVector<typename Kernel::Input> memory;  // kept from call to call, so that nothing is allocated
+    static thread_local LineVector<bf16> even;
     const bf16* from = x + first * matrices.inputs;
-    if (matrices.padded == matrices.inputs) return rows_in.take(from, matrices.inputs, count, matrices.padded);
-    static thread_local LineVector<bf16> even;  // kept from call to call, so that nothing is allocated
+    if (matrices.padded == matrices.inputs) return rows_in.take(from, matrices.inputs, count, matrices.padded, memory);
     if (int64_t(even.size()) < count * matrices.padded) even.resize(count * matrices.padded);
     for (bf16* to = even.data(); to < even.data() + count * matrices.padded; to += matrices.padded)
       for (const auto& [weights, begin, inputs] : matrices.each) {
@@ -78,7 +82,7 @@ class Products {
         if (inputs % 2) to[begin + inputs] = 0;
         from += inputs;
       }
-    rows_in.take(even.data(), matrices.padded, count, matrices.padded);
+    rows_in.take(even.data(), matrices.padded, count, matrices.padded, memory);
   }
 
   // The outputs after the last whole panel (`count` unpacked rows) as a panel, so that they are summed in the order of other outputs.
@@ -111,10 +115,10 @@ void multiply(const bf16* x, const Segments& segments, const bf16* bias, bf16* o
               int threads) {
   Matrices matrices(segments, outputs);
   int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
-  Blocks blocks = choose_blocks<Kernel>(tokens, matrices.padded, sizeof(typename Kernel::Input), panels, threads);
+  Blocks blocks = choose_blocks<Kernel>(tokens, matrices.padded, GROUP_INPUTS, panels, threads);
   auto make = [&] { return Products<Kernel>(x, matrices, bias, tokens, blocks); };
   if (finish == Finish::NOTHING) write_products<Kernel>(segments, out, tokens, outputs, blocks, threads, make);
-  else write_gated<Kernel>(segments, finish, out, tokens, outputs / 2, blocks, threads, make);
+  else write_gated<Kernel>(finish, out, tokens, outputs / 2, blocks, threads, make);
 }
 
 }  // namespace

@@ -149,16 +149,17 @@ inline void decode_groups(const Panel12& panel, int64_t groups, bf16* to) {
     decode_group(panel.planes + group * GROUP_BYTES, panel.base, patches, panel.counts[group], to + group * GROUP_WEIGHTS);
 }
 
-// Kernels that decode in registers, with the same operations in the same order as the kernels of panel.h. Groups with patches, and a
-// partial last group, go through memory.
+// Kernels that decode in registers, with the same operations in the same order as the kernels of panel.h. Groups with patches and a partial
+// last group go through memory, as do all groups if there are so many rows that their sums leave no registers for decoding.
 template <int COUNT, typename Decoded, typename Loaded>
 inline void for_groups(const Panel12& panel, int64_t pairs, Decoded from_quad, Loaded from_memory) {
+  constexpr bool HAS_REGISTERS = COUNT <= 10;
   alignas(64) bf16 own[GROUP_WEIGHTS];
   const uint32_t* patches = panel.patches;
   const uint8_t* at = panel.planes;
   for (int64_t first = 0, group = 0; first < pairs; first += PAIRS, ++group, at += GROUP_BYTES) {
     int64_t count = panel.counts[group];
-    if (count == 0 && first + PAIRS <= pairs) {
+    if (HAS_REGISTERS && count == 0 && first + PAIRS <= pairs) {
       for (int64_t i = 0; i < PAIRS / 2; ++i) {
         const uint8_t* now = at + i * QUAD_BYTES;
         const char* ahead = panel.stream.ahead<COUNT>(now);

@@ -254,17 +254,18 @@ struct Blocks {
   int64_t chunks(int64_t size) const { return std::max<int64_t>(1, (size + inputs - 1) / inputs); }
 };
 
-// Blocks of a product of `rows` rows, which have `inputs` inputs of `input_bytes` bytes, with `panels` panels. Rows are multiplied in up to
-// PASSES passes of the kernel per block, and blocks have similar sizes, in whole passes. Kernels with AMX tiles read whole panels.
+// Blocks of a product of `rows` rows of `inputs` inputs with `panels` panels. Rows are multiplied in up to PASSES passes of the kernel per block,
+// and blocks have similar sizes, in whole passes. Chunks are multiples of `unit` inputs. Kernels with AMX tiles read whole panels.
 template <typename Kernel>
-Blocks choose_blocks(int64_t rows, int64_t inputs, int64_t input_bytes, int64_t panels, int threads) {
+Blocks choose_blocks(int64_t rows, int64_t inputs, int64_t unit, int64_t panels, int threads) {
   constexpr int64_t ROWS = IN_TILES<Kernel> ? TILE_ROWS : Kernel::ROWS, PASSES = 16, CHUNK = 512, PANELS = 8, PIECES = 4;
-  int64_t most = IN_TILES<Kernel> ? std::max(5 * CACHE / 2 / (inputs * input_bytes), ROWS) : PASSES * ROWS;
+  int64_t row_bytes = std::max<int64_t>(inputs, 1) * sizeof(typename Kernel::Input);
+  int64_t most = IN_TILES<Kernel> ? std::max(5 * CACHE / 2 / row_bytes, ROWS) : PASSES * ROWS;
   rows = std::max<int64_t>(rows, 1);
   int64_t blocks = (rows + most - 1) / most;
   int64_t together = up_to((rows + blocks - 1) / blocks, ROWS);
-  if (IN_TILES<Kernel> || std::min(rows, together) * inputs * input_bytes <= CACHE / 4) return {together, std::max<int64_t>(inputs, 1), 1};
-  return {together, rows <= ROWS ? 4 * CHUNK : CHUNK, std::clamp<int64_t>(panels * blocks / (PIECES * threads), 1, PANELS)};
+  if (IN_TILES<Kernel> || together * row_bytes <= CACHE / 4) return {together, std::max<int64_t>(inputs, unit), 1};
+  return {together, up_to(rows <= ROWS ? 4 * CHUNK : CHUNK, unit), std::clamp<int64_t>(panels * blocks / (PIECES * threads), 1, PANELS)};
 }
 
 // Rows per pass of a kernel or form over `rows` rows: equal passes, because a last pass with few rows is wasteful; whole tiles for AMX.
@@ -274,46 +275,36 @@ int64_t pass_rows(int64_t rows) {
   return up_to((rows + passes - 1) / passes, IN_TILES<Kernel> ? TILE_ROWS : 1);
 }
 
-// Memory of a thread for a block of rows, kept from call to call, so that nothing is allocated.
-template <typename Input>
-inline LineVector<Input>& block_memory() {
-  static thread_local LineVector<Input> memory;
-  return memory;
-}
-
-// Block of input rows in the format of a kernel. AMX kernels read rows as they are. For other kernels the rows of a pass are interleaved by
-// words of 4 bytes (word i of all rows, then word i + 1), so that they are one stream, read at constant offsets: separate rows evict each other
-// from the first-level cache if they are a power of two apart.
+// Block of input rows in the format of a kernel or form. The rows of a pass are interleaved by words of 4 bytes (word i of all rows, then word
+// i + 1), so that they are one stream, read at constant offsets: separate rows evict each other from the first-level cache if they are a power
+// of two apart. AMX tiles take rows as they are.
 template <typename Kernel>
 class RowBlock {
  public:
   using Input = typename Kernel::Input;
 
-  // Takes `count` rows of `numbers` numbers, `stride` apart.
+  // Takes `count` rows of `numbers` numbers, `stride` apart; interleaved rows are in `memory`.
   template <typename Number>
-  void take(const Number* x, int64_t stride, int64_t count, int64_t numbers) {
-    rows = count;
+  void take(const Number* x, int64_t stride, int64_t count, int64_t numbers, LineVector<Input>& memory) {
     if constexpr (IN_TILES<Kernel>) {
-      memory = x, size = stride;
-    } else {
-      constexpr int64_t WORD = 4 / sizeof(Input);  // numbers in a word
-      size = numbers, step = pass_rows<Kernel>(count);
-      LineVector<Input>& all = block_memory<Input>();
-      if (int64_t(all.size()) < rows * size + WIDTH * WORD) all.resize(rows * size + WIDTH * WORD);
-      memory = all.data();
-      for (int64_t row = 0; row < rows; row += step)
-        interleave(std::min(step, rows - row), size / WORD, all.data() + row * size,
-                   [&](int64_t i, int64_t word, int64_t some) { return Kernel::load_words(x + (row + i) * stride, word, some); });
+      data = x, size = stride;
+      if (count > Kernel::FEW) return void(step = 0);
     }
+    constexpr int64_t WORD = 4 / sizeof(Input);  // numbers in a word
+    rows = count, size = numbers, step = pass_rows<Kernel>(count);
+    if (int64_t(memory.size()) < rows * size + WIDTH * WORD) memory.resize(rows * size + WIDTH * WORD);
+    data = memory.data();
+    for (int64_t row = 0; row < rows; row += step)
+      interleave(std::min(step, rows - row), size / WORD, memory.data() + row * size,
+                 [&](int64_t i, int64_t word, int64_t some) { return Kernel::load_words(x + (row + i) * stride, word, some); });
   }
+
+  bool is_interleaved() const { return step; }
 
   // Inputs, from `begin` on, of the rows of the pass that starts at `row`.
-  const Input* at(int64_t row, int64_t begin) const {
-    if constexpr (IN_TILES<Kernel>) return memory + row * size + begin;
-    else return memory + row * size + begin * std::min(step, rows - row);
-  }
+  const Input* at(int64_t row, int64_t begin) const { return data + row * size + begin * (step ? std::min(step, rows - row) : 1); }
 
-  // Numbers from row to row; for AMX kernels.
+  // Numbers from row to row that are not interleaved.
   int64_t stride() const { return size; }
 
  private:
@@ -330,8 +321,8 @@ class RowBlock {
     }
   }
 
-  const Input* memory = nullptr;
-  int64_t rows = 0, size = 0, step = 0;  // step: rows of a pass
+  const Input* data = nullptr;
+  int64_t rows = 0, size = 0, step = 0;  // step: interleaved rows
 };
 
 // Writes 32 outputs of rows. Calls that write more than STREAMED bytes use non-temporal stores, because a cached store would first read

@@ -48,7 +48,7 @@ inline void load_bias(const T* bias, int64_t output, int64_t outputs, floats& lo
   low = load_floats(some), high = load_floats(some + WIDTH);
 }
 
-// make() creates a thread's products. Their multiply(first, panel, next, sums, write) multiplies the rows of the block that begins at row
+// make() creates a thread's products. They have chunks(segment) chunks of inputs, see Blocks. Their multiply(first, panel, next, sums, write) multiplies the rows of the block that begins at row
 // `first` with a chunk of a panel. Products of chunks are added up in `sums` (rows of the block, 32). After a panel's last chunk,
 // write(token, low, high) is called with 2 × 16 outputs of each row; outputs after the last one are undefined. The beginning of the chunk
 // `next` is prefetched.
@@ -88,7 +88,7 @@ void write_products(const Segments& segments, T* out, int64_t tokens, int64_t ou
       int64_t first = piece / groups * blocks.rows, begin = piece % groups * adjacent, output = begin * PANEL;
       int64_t rows = std::min(blocks.rows, tokens - first), count = std::min(adjacent, panels - begin);
       auto multiply = [&](int64_t segment, auto write) {
-        for (int64_t chunk = 0, chunks = blocks.chunks(segments.each[segment].inputs); chunk < chunks; ++chunk)
+        for (int64_t chunk = 0, chunks = products.chunks(segment); chunk < chunks; ++chunk)
           for (int64_t panel = 0; panel < count; ++panel) {
             PanelIndex next{segment, begin + panel + 1, chunk};
             if (panel + 1 == count && chunk + 1 < chunks) next = {segment, begin, chunk + 1};
@@ -135,9 +135,9 @@ void write_products(const Segments& segments, T* out, int64_t tokens, int64_t ou
 // out (tokens, columns) = activate(gate) * up, with `columns` gate outputs and as many up outputs. A thread multiplies rows with a panel of
 // gates and the matching panel of ups; rounding equals that of linear followed by the activation.
 template <typename Kernel, typename T, typename Make>
-void write_gated(const Segments& segments, Finish finish, T* out, int64_t tokens, int64_t columns, const Blocks& blocks, int threads, Make make) {
+void write_gated(Finish finish, T* out, int64_t tokens, int64_t columns, const Blocks& blocks, int threads, Make make) {
   int64_t panels = columns / PANEL, pairs = (blocks.panels + 1) / 2, groups = (panels + pairs - 1) / pairs;
-  int64_t chunks = blocks.chunks(segments.inputs()), block = std::min(tokens, blocks.rows);
+  int64_t block = std::min(tokens, blocks.rows);
   RowWriter<Kernel> writer(out, tokens, columns);
   in_parallel(threads, (tokens + blocks.rows - 1) / blocks.rows * groups, [&](Pieces& pieces) {
     static thread_local LineVector<T> gates;  // kept from call to call, so that nothing is allocated
@@ -145,6 +145,7 @@ void write_gated(const Segments& segments, Finish finish, T* out, int64_t tokens
     if (int64_t(gates.size()) < size) gates.resize(size);
     float* parts = chunk_sums(2 * pairs * block);
     auto products = make();
+    int64_t chunks = products.chunks(0);
     for (int64_t piece; pieces.next(piece);) {
       int64_t first = piece / groups * blocks.rows, begin = piece % groups * pairs, end = std::min(panels, begin + pairs);
       for (int64_t chunk = 0; chunk < chunks; ++chunk)

@@ -11,19 +11,34 @@
 
 // Product of rows with a panel of a grouped form, see panel_groups in int8_gemm.h; the first argument is its Dot's Input, the last one a
 // Stream.
-using GroupPanel = void (*)(const void*, int64_t, const uint8_t*, int64_t, int64_t, const int32_t*, float*, const void*);
+using GroupPanel = void (*)(const void*, const uint8_t*, int64_t, int64_t, const int32_t*, int64_t, bool, float*, const void*);
 
 // Product function of a form and a number of rows, instantiated once for all files because it takes long to compile.
 GroupPanel group_panel(int form, int rows);
 
 namespace {
 
+// Sums (rows, 32) of integers, see FloatSums.
+struct IntegerSums {
+  const float* sums;
+  floats operator()(int row, int half) const { return to_floats(load<ints>(sums + row * PANEL + half * WIDTH)); }
+};
+
+// Inputs of interleaved rows, and the starts of the inputs' groups (see RoundedRows), `starts` apart from row to row.
+template <typename Input>
+struct RowInputs {
+  const Input* x;
+  const int32_t* start;
+  int64_t starts;
+};
+
 // A form is a storage format of quantized weights in panels of 32 outputs: integers plus MIDDLE, so that they are not negative. Its
-// products take up to ROWS rows of its Dot's Input at once.
+// products take up to ROWS rows of its Input at once, and any multiple of unit() inputs.
 
 // int8 weights, with separate scales per output.
 struct Int8 {
   using Dot = CodeDot<8>;
+  using Input = Dot::Input;
   static constexpr int ROWS = Dot::ROWS, MIDDLE = 128;
   static constexpr bool OUTPUT_SCALES = true;
   static constexpr int64_t lead = 0;
@@ -32,14 +47,18 @@ struct Int8 {
   explicit Int8(int64_t inputs, int64_t = 0, int64_t = 0) : inputs(inputs), group(up_to(inputs, 4)) {}
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
-  int64_t panel_bytes() const { return PANEL * padded(); }
-  // Memory that each pass over a panel reads.
-  Stretch read_in_pass(const uint8_t* panel) const { return {panel, panel_bytes()}; }
+  int64_t unit() const { return 4; }
+  // Bytes of some inputs of a panel.
+  int64_t bytes(int64_t some) const { return PANEL * some; }
+  int64_t panel_bytes() const { return bytes(padded()); }
+  // Memory that each pass over some inputs of a panel reads.
+  Stretch read_in_pass(const uint8_t* panel, int64_t some) const { return {panel, bytes(some)}; }
+  static words load_words(const Input* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
+  IntegerSums sums(const float* memory) const { return {memory}; }
 
   template <int COUNT>
-  static void panel(const Int8& form, const Dot::Input* x, const uint8_t* weight, const int32_t* start, float* out,
-                    const Stream& stream) {
-    panel_int8<COUNT>(x, form.padded(), weight, form.padded(), start, out, stream);
+  static void panel(const Int8&, const RowInputs<Input>& in, const uint8_t* weight, int64_t some, bool adds, float* sums, const Stream& stream) {
+    panel_int8<COUNT>(in.x, weight, some, in.start, adds, (int32_t*)sums, stream);
   }
 };
 
@@ -49,6 +68,7 @@ template <typename Coding_, Offset OFFSET_ = NONE>
 struct Grouped {
   using Coding = Coding_;
   using Dot = typename Coding::Dot;
+  using Input = typename Dot::Input;
   static constexpr Offset OFFSET = OFFSET_;
   static constexpr int ROWS = std::min(has_free_registers<Coding>(OFFSET) ? 12 : ROWS_HELD, Dot::ROWS);
   static constexpr int MIDDLE = OFFSET ? 1 : Coding::MIDDLE;
@@ -59,14 +79,18 @@ struct Grouped {
   Grouped(int64_t inputs, int64_t group, int64_t lead = 0) : inputs(inputs), group(group), lead(lead) {}
   int64_t padded() const { return up_to(lead + inputs, group); }
   int64_t groups() const { return padded() / group; }
+  int64_t unit() const { return group; }
   int64_t group_bytes() const { return HEAD + PANEL * group * BITS / 8; }
-  int64_t panel_bytes() const { return groups() * group_bytes(); }
-  Stretch read_in_pass(const uint8_t* panel) const { return {panel, panel_bytes()}; }
+  int64_t bytes(int64_t some) const { return some / group * group_bytes(); }
+  int64_t panel_bytes() const { return bytes(padded()); }
+  Stretch read_in_pass(const uint8_t* panel, int64_t some) const { return {panel, bytes(some)}; }
+  static words load_words(const Input* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
+  FloatSums sums(const float* memory) const { return {memory}; }
 
   template <int COUNT>
-  static void panel(const Grouped& form, const typename Dot::Input* x, const uint8_t* weight, const int32_t* start, float* out,
+  static void panel(const Grouped& form, const RowInputs<Input>& in, const uint8_t* weight, int64_t some, bool adds, float* sums,
                     const Stream& stream) {
-    group_panel(NUMBER, COUNT)(x, form.padded(), weight, form.groups(), form.group, start, out, &stream);
+    group_panel(NUMBER, COUNT)(in.x, weight, some / form.group, form.group, in.start, in.starts, adds, sums, &stream);
   }
 };
 
@@ -93,23 +117,26 @@ void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t 
 }
 
 template <typename Form>
-using WholePanel = void (*)(const Form&, const typename Form::Dot::Input*, const uint8_t*, const int32_t*, float*, const Stream&);
+using FormPanel = void (*)(const Form&, const RowInputs<typename Form::Input>&, const uint8_t*, int64_t, bool, float*, const Stream&);
 
 template <typename Form, int... ROWS>
-constexpr WholePanel<Form> whole_panel_among(int rows, std::integer_sequence<int, ROWS...>) {
-  constexpr WholePanel<Form> variants[] = {Form::template panel<ROWS + 1>...};
+constexpr FormPanel<Form> form_panel_among(int rows, std::integer_sequence<int, ROWS...>) {
+  constexpr FormPanel<Form> variants[] = {Form::template panel<ROWS + 1>...};
   return variants[rows - 1];
 }
 
-// Multiplies adjacent rows with one panel; `done` and `memory` are those of panel.h.
+// Multiplies `count` rows of a block, from `row` on, with `some` inputs of a panel from `begin` on. After the panel's last inputs, calls
+// done(row, count, sums) for all rows, some at a time; `memory` (rows, 32) is for sums, to which later inputs add. `start` is that of the first
+// row, see RoundedRows.
 template <typename Form, typename Done>
-inline void multiply_panel(PanelState<Form>& state, const Form& form, int rows, const typename Form::Dot::Input* x,
-                           const uint8_t* weight, const int32_t* start, float* memory, const Stream& stream, Done done) {
+inline void multiply_panel(PanelState<Form>& state, const Form& form, const RowBlock<Form>& rows, int64_t row, int count, int64_t begin,
+                           int64_t some, const uint8_t* weight, const int32_t* start, float* memory, const Stream& stream, Done done) {
   if constexpr (IN_TILES<Form>) {
-    form.panel(state, rows, x, weight, start, memory, stream, done);
+    form.panel(state, rows, row, count, weight, start, memory, stream, done);
   } else {
-    whole_panel_among<Form>(rows, std::make_integer_sequence<int, Form::ROWS>{})(form, x, weight, start, memory, stream);
-    done(0, rows, FloatSums{memory});
+    auto panel = form_panel_among<Form>(count, std::make_integer_sequence<int, Form::ROWS>{});
+    panel(form, {rows.at(row, begin), start + begin / form.group, form.groups()}, weight, some, begin > 0, memory, stream);
+    if (begin + some == form.padded()) done(0, count, form.sums(memory));
   }
 }
 

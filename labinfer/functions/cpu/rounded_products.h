@@ -30,26 +30,32 @@ class RoundedProducts {
  public:
   explicit RoundedProducts(const Operands<Form, T>& operands) : all(operands), rows_in(operands.each.size()) {}
 
-  // Products of the block of rows at `first` with a panel; see write_products.
+  // Number of chunks of a segment's panels.
+  int64_t chunks(int64_t segment) const { return all.blocks.chunks(all.each[segment].form.padded()); }
+
+  // Products of the block of rows at `first` with a chunk of a panel; see write_products.
   template <typename Write>
-  void multiply(int64_t first, PanelIndex panel, PanelIndex next, float*, Write write) {
+  void multiply(int64_t first, PanelIndex panel, PanelIndex next, float* sums, Write write) {
     const Operand<Form>& own = all.each[panel.segment];
     int64_t count = std::min(all.blocks.rows, all.tokens - first), step = pass_rows<Form>(count), output = panel.number * PANEL;
     const float* scales = own.scales ? own.scales + output : nullptr;
     floats add_low, add_high;
     load_bias(all.bias, output, all.outputs, add_low, add_high);
     if (first != taken) take(first, count);
-    int64_t bytes = own.form.panel_bytes();
-    const uint8_t* weight = own.weight + panel.number * bytes;
+    const Form& form = own.form;
+    int64_t begin = panel.chunk * all.blocks.inputs, some = std::min(all.blocks.inputs, form.padded() - begin), bytes = form.bytes(some);
+    const uint8_t* weight = own.weight + panel.number * form.panel_bytes() + form.bytes(begin);
     const Operand<Form>& after = all.each[next.segment];
-    const Stream whole = panel_stream(weight, bytes, after.weight + next.number * after.form.panel_bytes());
+    const uint8_t* next_weight = after.weight + next.number * after.form.panel_bytes() + after.form.bytes(next.chunk * all.blocks.inputs);
+    const Stream whole = panel_stream(weight, bytes, next_weight);
+    bool is_whole = chunks(panel.segment) == 1;
     for (Pass pass{0, (count + step - 1) / step}; pass.number < pass.count; ++pass.number) {
-      int64_t token = first + pass.number * step;
-      Stretch range = own.form.read_in_pass(weight);
+      int64_t row = pass.number * step, token = first + row;
+      Stretch range = form.read_in_pass(weight, some);
       Stream stream = pass.stream<Form>(whole, range, bytes, range.bytes);
-      multiply_panel(state, own.form, int(std::min(step, first + count - token)),
-                     rows_in[panel.segment] + (token - first) * own.form.padded(), weight,
-                     own.rows.start + token * own.form.groups(), memory, stream, [&](int begin, int some, auto sums) {
+      multiply_panel(state, form, rows_in[panel.segment], row, int(std::min(step, count - row)), begin, some, weight,
+                     own.rows.start + token * form.groups(), is_whole ? memory : sums + row * PANEL, stream,
+                     [&](int begin, int some, auto sums) {
                        for (int row = 0; row < some; ++row) {
                          float scale = own.rows.scale[token + begin + row] * own.global_scale;
                          floats low = scaled(sums(row, 0), scale, scales, add_low);
@@ -65,18 +71,18 @@ class RoundedProducts {
 
   // Makes the block's rows the current ones, in memory that the thread keeps from call to call.
   void take(int64_t first, int64_t count) {
-    static thread_local std::vector<LineVector<typename Dot::Input>> wide;
-    if (wide.size() < rows_in.size()) wide.resize(rows_in.size());
+    static thread_local std::vector<LineVector<typename Dot::Input>> wide, interleaved;
+    if (wide.size() < rows_in.size()) wide.resize(rows_in.size()), interleaved.resize(rows_in.size());
     for (size_t i = 0; i < rows_in.size(); ++i) {
       int64_t padded = all.each[i].form.padded();
-      rows_in[i] = inputs<Dot>(all.each[i].rows.q + first * padded, count * padded, wide[i]);
+      rows_in[i].take(inputs<Dot>(all.each[i].rows.q + first * padded, count * padded, wide[i]), padded, count, padded, interleaved[i]);
     }
     taken = first;
   }
 
   const Operands<Form, T>& all;
   int64_t taken = -1;  // first row of the block in rows_in
-  std::vector<const typename Dot::Input*> rows_in;  // by segment
+  std::vector<RowBlock<Form>> rows_in;  // by segment
   PanelState<Form> state;
   alignas(64) float memory[Form::ROWS * PANEL];
 };
@@ -96,11 +102,11 @@ void multiply(Make make, const T* x, const Segments& segments, const T* bias, T*
   static thread_local std::vector<Rounded> rounded;  // the pool's threads read the caller's
   if (int64_t(rounded.size()) < segments.count) rounded.resize(segments.count);
   Operands<Form, T> operands{{}, bias, tokens, outputs, {}};
-  int64_t inputs = segments.inputs(), padded = 0;
+  int64_t inputs = segments.inputs(), padded = 0, unit = 0;
   for (int64_t i = 0; i < segments.count; ++i) {
     const Segment& segment = segments.each[i];
     Form form = make(segment.inputs, segment.lead);
-    rounded[i].resize(form, tokens), padded += form.padded();
+    rounded[i].resize(form, tokens), padded += form.padded(), unit = std::max(unit, form.unit());
     operands.each.push_back({form, rounded[i].rows(), (const uint8_t*)segment.weight, segment.scales, segment.global_scale});
   }
   for_each(round_threads(tokens * inputs, threads), tokens, [&, rounded = rounded.data()](int64_t row) {
@@ -108,11 +114,10 @@ void multiply(Make make, const T* x, const Segments& segments, const T* bias, T*
     for (size_t i = 0; i < operands.each.size(); from += operands.each[i++].form.inputs) rounded[i].round_row(operands.each[i].form, from, row);
   });
   int64_t panels = (finish == Finish::NOTHING ? outputs + PANEL - 1 : outputs / 2) / PANEL;
-  Blocks& blocks = operands.blocks = choose_blocks<Form>(tokens, padded, sizeof(typename Form::Dot::Input), panels, threads);
-  blocks.inputs = std::max<int64_t>(inputs, 1), blocks.panels = 1;
+  Blocks blocks = operands.blocks = choose_blocks<Form>(tokens, padded, unit, panels, threads);
   auto products = [&] { return RoundedProducts<Form, T>(operands); };
   if (finish == Finish::NOTHING) write_products<Form>(segments, out, tokens, outputs, blocks, threads, products);
-  else write_gated<Form>(segments, finish, out, tokens, outputs / 2, blocks, threads, products);
+  else write_gated<Form>(finish, out, tokens, outputs / 2, blocks, threads, products);
 }
 
 }  // namespace

@@ -38,11 +38,13 @@ struct InTiles : Form {
   explicit InTiles(const Form& form) : Form(form) {}
 
   template <typename Done>
-  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t* start, float* memory,
+  void panel(TileShape& shape, const RowBlock<InTiles>& block, int64_t row, int rows, const uint8_t* weight, const int32_t* start, float* memory,
              const Stream& stream, Done done) const {
-    if (rows <= FEW) {
-      PanelState<Form> none;
-      multiply_panel(none, (const Form&)*this, rows, x, weight, start, memory, stream, done);
+    const int8_t* x = block.at(row, 0);
+    if (block.is_interleaved()) {
+      auto panel = form_panel_among<Form>(rows, std::make_integer_sequence<int, FEW>{});
+      panel(*this, {x, start, this->groups()}, weight, this->padded(), false, memory, stream);
+      done(0, rows, this->sums(memory));
     } else if constexpr (Form::OUTPUT_SCALES) {
       multiply_tiles<Numbers::UNSIGNED_WEIGHTS>(
           shape, rows, (const char*)x, this->padded(), PanelInMemory{(const char*)weight, stream}, this->padded(), (char*)memory,

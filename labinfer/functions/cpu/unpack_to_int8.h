@@ -34,6 +34,15 @@ inline DecodedBytes& decoded_bytes(int64_t inputs) {
   return decoded;
 }
 
+// Integer sums times the outputs' scales, see FloatSums.
+struct ScaledSums {
+  const float* sums;
+  const float* scales;
+  floats operator()(int row, int half) const {
+    return to_floats(load<ints>(sums + row * PANEL + half * WIDTH)) * load<floats>(scales + half * WIDTH);
+  }
+};
+
 #ifdef HAS_AMX
 constexpr int BYTE_ROWS = Amx::ROWS;
 constexpr uint32_t BYTE_MIDDLE = 0;  // tiles take signed bytes
@@ -70,14 +79,6 @@ class BytePanel {
   char* to;
 };
 
-// Integer sums times the outputs' scales, see FloatSums.
-struct ScaledSums {
-  const int32_t* sums;
-  const float* scales;
-  floats operator()(int row, int half) const {
-    return to_floats(load<ints>(sums + row * PANEL + half * WIDTH)) * load<floats>(scales + half * WIDTH);
-  }
-};
 #else
 constexpr int BYTE_ROWS = ByteDot::ROWS;
 constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
@@ -87,7 +88,8 @@ constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
 // at once.
 struct CodesInBytes {
   using Dot = ByteDot;
-  static constexpr int ROWS = BYTE_ROWS, MIDDLE = BYTE_MIDDLE;
+  using Input = int8_t;
+  static constexpr int ROWS = BYTE_ROWS, MIDDLE = BYTE_MIDDLE, FEW = 0;
   const ByteCoding& coding;
   int64_t inputs, code_group, lead, group;
 
@@ -98,9 +100,13 @@ struct CodesInBytes {
   int64_t padded() const { return group; }
   int64_t groups() const { return 1; }
 
+  int64_t unit() const { return group; }  // outputs have one scale, so all inputs of a panel are unpacked together
   int64_t group_bytes() const { return coding.head + PANEL * code_group * coding.bits / 8; }
-  int64_t panel_bytes() const { return group / code_group * group_bytes(); }
-  Stretch read_in_pass(const uint8_t*) const { return {decoded_bytes(group).bytes.data(), PANEL * group}; }
+  int64_t bytes(int64_t some) const { return some / code_group * group_bytes(); }
+  int64_t panel_bytes() const { return bytes(group); }
+  Stretch read_in_pass(const uint8_t*, int64_t) const { return {decoded_bytes(group).bytes.data(), PANEL * group}; }
+  static words load_words(const int8_t* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
+  ScaledSums sums(const float* memory) const { return {memory, decoded_bytes(group).scales}; }
 
   // Writes a panel's output scales to `decoded`, and the factors that turn its weights into int8.
   void scale_outputs(const uint8_t* weight, DecodedBytes& decoded, float* factors) const {
@@ -113,14 +119,15 @@ struct CodesInBytes {
 
 #ifdef HAS_AMX
   template <typename Done>
-  void panel(TileShape& shape, int rows, const int8_t* x, const uint8_t* weight, const int32_t*, float* memory, const Stream& stream,
-             Done done) const {
+  void panel(TileShape& shape, const RowBlock<CodesInBytes>& block, int64_t row, int rows, const uint8_t* weight, const int32_t*, float* memory,
+             const Stream& stream, Done done) const {
+    const int8_t* x = block.at(row, 0);
     DecodedBytes& decoded = decoded_bytes(group);
     float factors[PANEL];
     auto multiply = [&](auto&& source) {
       multiply_tiles<Numbers::SIGNED_WEIGHTS>(
           shape, rows, (const char*)x, group, source, group, (char*)memory,
-          [&](int row, int count, const char* sums) { done(row, count, ScaledSums{(const int32_t*)sums, decoded.scales}); });
+          [&](int row, int count, const char* sums) { done(row, count, ScaledSums{(const float*)sums, decoded.scales}); });
     };
     if (stream.is_near) return multiply(PanelInMemory{decoded.bytes.data(), stream});
     scale_outputs(weight, decoded, factors);
@@ -128,13 +135,10 @@ struct CodesInBytes {
   }
 #else
   template <int COUNT>
-  static void panel(const CodesInBytes& form, const int8_t* x, const uint8_t* weight, const int32_t* start, float* out,
-                    const Stream& stream) {
+  static void panel(const CodesInBytes& form, const RowInputs<int8_t>& in, const uint8_t* weight, int64_t, bool, float* sums, const Stream& stream) {
     DecodedBytes& decoded = decoded_bytes(form.group);
     if (!stream.is_near) form.decode(weight, decoded);
-    panel_int8<COUNT>(x, form.group, (const uint8_t*)decoded.bytes.data(), form.group, start, out, stream);
-    for (float* sums = out; sums < out + COUNT * PANEL; sums += PANEL)
-      for (int i = 0; i < PANEL; i += WIDTH) store(sums + i, load<floats>(sums + i) * load<floats>(decoded.scales + i));
+    panel_int8<COUNT>(in.x, (const uint8_t*)decoded.bytes.data(), form.group, in.start, false, (int32_t*)sums, stream);
   }
 
  private:
