@@ -52,6 +52,25 @@ auto keep_in(std::vector<float>& out) {
   };
 }
 
+// Sums (rows, 32) of the product of rows with a panel, in one chunk of inputs and in several.
+template <typename Form, typename Check>
+void multiply_rows(const Form& form, int rows, const std::vector<int8_t>& x, const std::vector<uint8_t>& panel, const std::vector<int32_t>& start,
+                   Check check) {
+  int64_t padded = form.padded(), unit = form.unit();
+  LineVector<typename Form::Input> wide, memory;
+  RowBlock<Form> block;
+  block.take(::inputs<typename Form::Dot>(x.data(), x.size(), wide), padded, rows, padded, memory);
+  for (int64_t some : {padded, up_to(padded / 3, unit)}) {
+    if (!some || (IN_TILES<Form> && some < padded)) continue;
+    std::vector<float> out(rows * PANEL, -1.0f), sums(rows * PANEL);
+    PanelState<Form> state;
+    for (int64_t begin = 0; begin < padded; begin += some)
+      multiply_panel(state, form, block, 0, rows, begin, std::min(some, padded - begin), panel.data() + form.bytes(begin), start.data(), sums.data(), {},
+                     keep_in(out));
+    check(out);
+  }
+}
+
 // A panel of codes, and the product of a row with output, as whole numbers for each group.
 template <typename Form>
 void check_form(int64_t inputs, int64_t group, bool extreme) {
@@ -97,12 +116,7 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
     for (int64_t j = 0; j < group; ++j) sum += x[i * group + j];
     start[i] = -Form::MIDDLE * sum;
   }
-  LineVector<typename Form::Dot::Input> wide;
-  const auto* rows_in = ::inputs<typename Form::Dot>(x.data(), x.size(), wide);
-  for (int rows : row_counts<Form>()) {
-    std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
-    PanelState<Form> state;
-    multiply_panel(state, form, rows, rows_in, panel.data(), start.data(), memory.data(), {}, keep_in(out));
+  for (int rows : row_counts<Form>()) multiply_rows(form, rows, x, panel, start, [&](const std::vector<float>& out) {
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         float expected = 0;
@@ -119,7 +133,7 @@ void check_form(int64_t inputs, int64_t group, bool extreme) {
         CHECK(out[row * PANEL + output] == expected, "%d bits, group %d, row %d of %d, output %d: %f, not %f", BITS, int(group),
               row, rows, output, out[row * PANEL + output], expected);
       }
-  }
+  });
 }
 
 template <typename Coding, Offset OFFSET = NONE>
@@ -141,12 +155,7 @@ void check_int8(int64_t inputs, bool extreme) {
   for (int row = 0; row < Form::ROWS; ++row) {
     for (int64_t i = 0; i < padded; ++i) start[row] -= Int8::MIDDLE * x[row * padded + i];
   }
-  LineVector<typename Form::Dot::Input> wide;
-  const auto* rows_in = ::inputs<typename Form::Dot>(x.data(), x.size(), wide);
-  for (int rows : row_counts<Form>()) {
-    std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
-    PanelState<Form> state;
-    multiply_panel(state, form, rows, rows_in, panel.data(), start.data(), memory.data(), {}, keep_in(out));
+  for (int rows : row_counts<Form>()) multiply_rows(form, rows, x, panel, start, [&](const std::vector<float>& out) {
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int32_t sum = 0;
@@ -154,7 +163,7 @@ void check_int8(int64_t inputs, bool extreme) {
         CHECK(out[row * PANEL + output] == float(sum), "int8, %d inputs, row %d of %d, output %d: %f, not %d", int(inputs), row,
               rows, output, out[row * PANEL + output], sum);
       }
-  }
+  });
 }
 
 // Numbers with few bits, so that all sums are exact in whatever order.
@@ -176,11 +185,19 @@ void check_floats(const char* name, int64_t inputs) {
     }
   std::vector<typename Kernel::Activation> given(ROWS * inputs);
   for (int64_t i = 0; i < ROWS * inputs; ++i) to_stored(x[i], given[i]);
-  const auto* rows_in = Kernel::inputs(given.data(), ROWS * inputs);
   for (int rows : row_counts<Kernel>()) {
     std::vector<float> out(rows * PANEL, -1.0f), memory(rows * PANEL);
-    PanelState<Kernel> state;
-    multiply_panel<Kernel>(state, rows, rows_in, inputs, panel.data(), inputs / STEP, memory.data(), {}, keep_in(out));
+    LineVector<typename Kernel::Input> interleaved;
+    RowBlock<Kernel> block;
+    block.take(given.data(), inputs, rows, inputs, interleaved);
+    if constexpr (IN_TILES<Kernel>) {
+      PanelState<Kernel> state;
+      Kernel::panel(state, rows, block.at(0, 0), block.stride(), panel.data(), inputs / STEP, memory.data(), {}, keep_in(out));
+    } else {
+      int64_t part = up_to(inputs / 3, STEP);  // in two chunks
+      multiply_panel<Kernel>(rows, block.at(0, 0), panel.data(), part / STEP, false, out.data(), {});
+      multiply_panel<Kernel>(rows, block.at(0, part), panel.data() + part * PANEL, (inputs - part) / STEP, true, out.data(), {});
+    }
     for (int row = 0; row < rows; ++row)
       for (int output = 0; output < PANEL; ++output) {
         int sum = 0;
@@ -225,7 +242,9 @@ template <typename Form>
 void measure(const char* name, const Form& form, int64_t rows) {
   constexpr int64_t PANELS = 16;
   LineVector<uint8_t> panels(PANELS * form.panel_bytes(), 17);
-  LineVector<typename Form::Dot::Input> x(rows * form.padded() + TILE_BYTES, 3);
+  LineVector<typename Form::Input> x(rows * form.padded() + TILE_BYTES, 3), memory;
+  RowBlock<Form> block;
+  block.take(x.data(), form.padded(), rows, form.padded(), memory);
   std::vector<int32_t> start(rows * form.groups());
   std::vector<float> out(Form::ROWS * PANEL);
   int64_t step = pass_rows<Form>(rows);
@@ -233,7 +252,7 @@ void measure(const char* name, const Form& form, int64_t rows) {
   double rate = best_rate(2.0 * double(rows * PANELS * PANEL * form.inputs), [&] {
     for (int64_t panel = 0; panel < PANELS; ++panel)
       for (int64_t row = 0; row < rows; row += step)
-        multiply_panel(state, form, int(std::min(step, rows - row)), &x[row * form.padded()], &panels[panel * form.panel_bytes()],
+        multiply_panel(state, form, block, row, int(std::min(step, rows - row)), 0, form.padded(), &panels[panel * form.panel_bytes()],
                        &start[row * form.groups()], out.data(), {}, [](auto...) {});
   });
   double bytes = double(form.panel_bytes()) / double(2 * PANEL * form.inputs * rows);
