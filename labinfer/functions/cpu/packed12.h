@@ -178,7 +178,7 @@ inline void for_groups(const Panel12& panel, int64_t pairs, Decoded from_quad, L
 
 // Adds the products of interleaved rows with a pair of inputs to `total`; `both` has the pair's weights.
 template <int COUNT, int TOGETHER>
-inline void add_pair(const Fma*, const float* x, const lane_shorts* both, Sums<COUNT, TOGETHER>& total) {
+inline void add_pair(const Fma*, const float* x, const lane_shorts* both, RowSums<COUNT, TOGETHER>& total) {
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; ++odd) {
     lanes wide[TOGETHER];
@@ -195,7 +195,7 @@ inline void add_pair(const Fma*, const float* x, const lane_shorts* both, Sums<C
 
 #ifdef HAS_BFLOAT16_DOT
 template <int COUNT, int TOGETHER>
-inline void add_pair(const Dot*, const bf16* x, const lane_shorts* both, Sums<COUNT, TOGETHER>& total) {
+inline void add_pair(const Dot*, const bf16* x, const lane_shorts* both, RowSums<COUNT, TOGETHER>& total) {
 #pragma GCC unroll 16
   for (int row = 0; row < COUNT; ++row) {
     lane_words input = load<uint32_t>(x + 2 * row) - lane_words{};
@@ -211,7 +211,7 @@ void multiply12(const typename Kernel::Input* x, const Panel12& weight, int64_t 
   constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
 #pragma GCC unroll 8
   for (int column = 0; column < ACROSS; column += TOGETHER) {
-    Sums<COUNT, TOGETHER> total(sums + column * LANES, adds);
+    RowSums<COUNT, TOGETHER> total(sums + column * LANES, adds);
     for_groups<COUNT>(
         weight, pairs,
         [&](int64_t pair, const uint8_t* from) {

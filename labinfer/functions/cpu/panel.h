@@ -119,11 +119,11 @@ constexpr int together(int rows, int most) {
 
 // Sums of COUNT rows in registers, over some of the outputs of a panel.
 template <int COUNT, int TOGETHER>
-struct Sums {
+struct RowSums {
   lanes total[COUNT][TOGETHER] = {};
 
   // Starts with the sums of rows in memory, PANEL apart, or with zeros.
-  Sums(const float* from, bool adds) {
+  RowSums(const float* from, bool adds) {
     if (!adds) return;
 #pragma GCC unroll 16
     for (int row = 0; row < COUNT; ++row)
@@ -160,7 +160,7 @@ struct FloatKernel {
   static void panel(const float* x, const Stored* weight, int64_t steps, bool adds, float* sums, const Stream& stream) {
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
-      Sums<COUNT, TOGETHER> total(sums + column * LANES, adds);
+      RowSums<COUNT, TOGETHER> total(sums + column * LANES, adds);
       const float* input = x;
       for (int64_t step = 0; step < steps; ++step, input += COUNT * STEP) {
         const Stored* at = weight + (step * PANEL + column * LANES) * STEP;
@@ -213,7 +213,7 @@ struct Dot {
   static void panel(const bf16* x, const bf16* weight, int64_t pairs, bool adds, float* sums, const Stream& stream) {
     constexpr int ACROSS = PANEL / LANES, TOGETHER = together(COUNT, ACROSS);
     for (int column = 0; column < ACROSS; column += TOGETHER) {
-      Sums<COUNT, TOGETHER> total(sums + column * LANES, adds);
+      RowSums<COUNT, TOGETHER> total(sums + column * LANES, adds);
       const bf16* input = x;
       for (int64_t pair = 0; pair < pairs; ++pair, input += 2 * COUNT) {
         const bf16* at = weight + (pair * PANEL + column * LANES) * 2;
