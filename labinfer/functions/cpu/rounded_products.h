@@ -102,11 +102,11 @@ void multiply(Make make, const T* x, const Segments& segments, const T* bias, T*
   static thread_local std::vector<Rounded> rounded;  // the pool's threads read the caller's
   if (int64_t(rounded.size()) < segments.count) rounded.resize(segments.count);
   Operands<Form, T> operands{{}, bias, tokens, outputs, {}};
-  int64_t inputs = segments.inputs(), padded = 0, unit = 0;
+  int64_t inputs = segments.inputs(), padded = 0, unit = 1024;  // chunks of integers may be twice as long as those of bfloat16
   for (int64_t i = 0; i < segments.count; ++i) {
     const Segment& segment = segments.each[i];
     Form form = make(segment.inputs, segment.lead);
-    rounded[i].resize(form, tokens), padded += form.padded(), unit = std::max(unit, form.unit());
+    rounded[i].resize(form, tokens), padded += form.padded(), unit = up_to(unit, form.unit());
     operands.each.push_back({form, rounded[i].rows(), (const uint8_t*)segment.weight, segment.scales, segment.global_scale});
   }
   for_each(round_threads(tokens * inputs, threads), tokens, [&, rounded = rounded.data()](int64_t row) {
