@@ -13,7 +13,7 @@ from torch import nn
 from labinfer.base.config import EngineOptions
 from labinfer.comm.group.rank_group import RankGroup
 from labinfer.comm.spmd.devices import torch_device
-from labinfer.comm.spmd.machine import keep_freed_memory
+from labinfer.comm.spmd.machine import LARGEST_LOADED, keep_freed_memory
 from labinfer.comm.spmd.topology import Place
 from labinfer.functions.provider import Provider
 from labinfer.launch.layout.layout import Layout
@@ -84,7 +84,7 @@ def load_stage(
     for functions in filter(None, (provider.loading() for provider in providers)):
         checkpoint.functions = functions
     if device.type == "cpu":
-        keep_freed_memory()  # each decoded matrix reuses the memory of the one before it
+        keep_freed_memory(LARGEST_LOADED)  # each decoded matrix reuses the memory of the ones before it
     packed = packed_files(cache, options, layout, place, directory, providers=providers)
     ahead = paced_read_ahead(model, checkpoint, layout)
 
@@ -94,6 +94,8 @@ def load_stage(
 
     with contextlib.closing(ahead):
         load_weights(model, checkpoint, device, note, packed)
+    if device.type == "cpu":
+        keep_freed_memory()
     logger.debug("weights loaded: %d MiB read", checkpoint.bytes_read >> 20)
     return model
 

@@ -28,6 +28,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of ``mallopt(3)``, as in glibc's malloc.h."""
 LARGEST_KEPT, LARGEST_KEPT_EARLIER = 256 << 20, 32 << 20
 """Largest allocation in bytes that malloc keeps when it is freed. glibc before 2.35 accepts at most the second value."""
+LARGEST_LOADED = (1 << 31) - 1
+"""Largest unpacked matrix in bytes whose memory the next ones reuse while weights are loaded; the largest value of ``mallopt(3)``."""
 
 
 UNKNOWN_BYTES = 1 << 50
@@ -202,16 +204,19 @@ def peak_memory(device: torch.device) -> int:
     return resident if device.type == "cpu" else resident + max_memory_allocated(device)
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(largest: int = LARGEST_KEPT) -> None:
     """Let malloc keep memory that a step frees, instead of returning it to the system.
 
     Otherwise the activations of a large batch are mapped anew in every layer, with a page fault for each page. Changes the process
-    permanently; no effect without glibc (``mallopt(3)``).
+    until the next call; no effect without glibc (``mallopt(3)``).
+
+    Args:
+        largest: largest allocation in bytes that malloc keeps, less than 2 GiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_EARLIER)
-        mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
+        mallopt(M_MMAP_THRESHOLD, largest) or mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_EARLIER)
+        mallopt(M_TRIM_THRESHOLD, largest)
 
 
 def return_freed_memory() -> None:
