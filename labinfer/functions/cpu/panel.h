@@ -287,16 +287,12 @@ class RowBlock {
   template <typename Number>
   void take(const Number* x, int64_t stride, int64_t count, int64_t numbers, LineVector<Input>& memory) {
     if constexpr (IN_TILES<Kernel>) {
-      data = x, size = stride;
-      if (count > Kernel::FEW) return void(step = 0);
+      data = x, size = stride, step = 0;
+      if constexpr (Kernel::FEW > 0)
+        if (count <= Kernel::FEW) interleave(x, stride, count, numbers, memory);
+    } else {
+      interleave(x, stride, count, numbers, memory);
     }
-    constexpr int64_t WORD = 4 / sizeof(Input);  // numbers in a word
-    rows = count, size = numbers, step = pass_rows<Kernel>(count);
-    if (int64_t(memory.size()) < rows * size + WIDTH * WORD) memory.resize(rows * size + WIDTH * WORD);
-    data = memory.data();
-    for (int64_t row = 0; row < rows; row += step)
-      interleave(std::min(step, rows - row), size / WORD, memory.data() + row * size,
-                 [&](int64_t i, int64_t word, int64_t some) { return Kernel::load_words(x + (row + i) * stride, word, some); });
   }
 
   bool is_interleaved() const { return step; }
@@ -308,9 +304,21 @@ class RowBlock {
   int64_t stride() const { return size; }
 
  private:
+  // Interleaves `count` rows, pass by pass; the arguments are those of take.
+  template <typename Number>
+  void interleave(const Number* x, int64_t stride, int64_t count, int64_t numbers, LineVector<Input>& memory) {
+    constexpr int64_t WORD = 4 / sizeof(Input);  // numbers in a word
+    rows = count, size = numbers, step = pass_rows<Kernel>(count);
+    if (int64_t(memory.size()) < rows * size + WIDTH * WORD) memory.resize(rows * size + WIDTH * WORD);
+    data = memory.data();
+    for (int64_t row = 0; row < rows; row += step)
+      interleave_pass(std::min(step, rows - row), size / WORD, memory.data() + row * size,
+                      [&](int64_t i, int64_t word, int64_t some) { return Kernel::load_words(x + (row + i) * stride, word, some); });
+  }
+
   // Interleaves `count` rows of `words_each` words. Writes up to a vector after the end.
   template <typename Load>
-  static void interleave(int64_t count, int64_t words_each, Input* out, Load load) {
+  static void interleave_pass(int64_t count, int64_t words_each, Input* out, Load load) {
     uint32_t* to = (uint32_t*)out;
     for (int64_t first = 0; first < words_each; first += WIDTH) {
       int64_t some = std::min<int64_t>(WIDTH, words_each - first);
