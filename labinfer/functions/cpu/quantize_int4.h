@@ -1,6 +1,8 @@
 // Quantization to int4 by groups, of 16 outputs at a time: each lane of a vector is an output.
 #pragma once
 
+#include <cfloat>
+
 #include "rounded.h"
 
 namespace {
@@ -26,6 +28,8 @@ inline floats choose(words mask, floats yes, floats no) { return (floats)(((word
 
 // Mask of the lanes that are not 0.
 inline words not_zero(floats value) { return (words)(same(FLT_TRUE_MIN) <= magnitude(value)); }
+
+inline floats clamp_int4(floats value) { return smaller(same(7.0f), larger(same(-8.0f), value)); }
 
 // int4 scales of 16 groups (codes -8 ... 7) with the least squared error, among candidates near the one that just covers the group's
 // largest weight; float16 numbers, to be multiplied by global_scale. `size` is a multiple of 16.

@@ -1,7 +1,6 @@
 // Quantized weights of 8, 5 or 4 bits, input rows rounded to int8, and their products.
 #pragma once
 
-#include <cfloat>
 #include <utility>
 #include <vector>
 
@@ -279,33 +278,6 @@ struct WeightGroup {
   }
 };
 
-inline floats clamp_int4(floats value) {
-  return smaller(same(7.0f), larger(same(-8.0f), value));
-}
-
-// int4 scale of a group (codes -8 ... 7) with the least squared error, among candidates near the one that just covers the largest weight;
-// in float16, to be multiplied by global_scale.
-inline uint16_t best_scale(const WeightGroup& group, float global_scale) {
-  constexpr int STEPS = 9;
-  float extreme = group.extreme(), scales[STEPS], least = INFINITY;
-  uint16_t stored[STEPS], best = 0;
-  for (int step = 0; step < STEPS; ++step) {
-    stored[step] = narrow_float16(extreme / (-8.0f + 0.25f * step) / global_scale);
-    scales[step] = widen_float16(stored[step]) * global_scale;
-  }
-  for (int step = 0; step < STEPS && scales[step] != 0; ++step) {
-    float scale = scales[step], inverse = std::clamp(1.0f / scale, -FLT_MAX, FLT_MAX);
-    floats errors{};
-    for (int64_t i = 0; i < group.vectors; ++i) {
-      floats whole = clamp_int4(group[i] * inverse) + 12582912.0f - 12582912.0f;  // 1.5 * 2^23: the nearest
-      floats off = group[i] - scale * whole;
-      errors += off * off;
-    }
-    if (float error = sum(errors); error < least) best = stored[step], least = error;
-  }
-  return best;
-}
-
 // Quantizes rows of weights into panels. row(output) is a row's address; null for a row of zeros, as are rows from `outputs` on.
 template <typename T, typename Rows>
 void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t outputs, float, int threads) {
@@ -321,35 +293,6 @@ void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t 
         words bits = (words)(group[i / WIDTH] * factor + 12582912.0f);  // as in RoundedRows
         auto codes = low_bytes(bits) + int8_t(Int8::MIDDLE);
         for (int64_t j = 0; j < WIDTH && i + j < form.padded(); j += 4) std::memcpy(at + (i + j) * PANEL, (char*)&codes + j, 4);
-      }
-    }
-  });
-}
-
-// global_scale is a power of two that multiplies all scales.
-template <typename T, typename Rows>
-void quantize(const Int4& form, Rows row, uint8_t* data, float*, int64_t outputs, float global_scale, int threads) {
-  int64_t groups = form.groups(), size = form.group;
-  in_parallel(threads, up_to(outputs, PANEL), [&](Pieces& pieces) {
-    WeightGroup group;
-    for (int64_t output; pieces.next(output);) {
-      const T* from = output < outputs ? row(output) : nullptr;
-      for (int64_t number = 0; number < groups; ++number) {
-        int64_t begin = number * size;
-        uint8_t* at = data + output / PANEL * form.panel_bytes() + number * form.group_bytes();
-        group.take(from ? from + begin : nullptr, from ? std::min(size, form.inputs - begin) : 0, size);
-        uint16_t stored = best_scale(group, global_scale);
-        float scale = widen_float16(stored) * global_scale;
-        std::memcpy(at + output % PANEL * 2, &stored, 2);
-        at += 2 * PANEL + output % PANEL * 4;
-        for (int64_t i = 0; i < size; i += WIDTH) {
-          ints whole = scale != 0 ? nearest(clamp_int4(group[i / WIDTH] / scale)) : ints{};
-          auto codes = low_bytes((words)(whole + Int4::MIDDLE));
-          for (int64_t j = 0; j < WIDTH && i + j < size; j += 8) {
-            uint32_t low = load<uint32_t>((char*)&codes + j), high = load<uint32_t>((char*)&codes + j + 4);
-            store(at + (i + j) / 8 * 4 * PANEL, low | high << 4);
-          }
-        }
       }
     }
   });

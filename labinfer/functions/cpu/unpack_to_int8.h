@@ -1,6 +1,8 @@
 // Unpacks 4- and 5-bit weights to int8, with one scale per output, before they are multiplied.
 #pragma once
 
+#include <cfloat>
+
 #include "rounded.h"
 
 #if defined(HAS_AMX) || defined(__AVX512VNNI__)
