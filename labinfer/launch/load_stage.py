@@ -101,8 +101,8 @@ def load_stage(
 
 
 def paced_read_ahead(model: nn.Module, checkpoint: CheckpointReader, layout: Layout) -> PacedReadAhead:
-    """Read-ahead of the tensors that a rank loads, if the checkpoint is too large to be read ahead as a whole. Stacks of experts, of which
-    experts in a file are no part, are left to the loader, and so are GGUF files."""
+    """Read-ahead of the tensors that a rank loads, if the checkpoint is too large to be read ahead as a whole. GGUF files, and models
+    whose experts stay on disk (``--expert-offload``), are not read ahead."""
     slices: list[tuple[int, list[Span]]] = []
     is_read = isinstance(checkpoint, TensorFiles) and not layout.expert_memory
     if is_read and exceeds_page_cache(sum(path.stat().st_size for path in weight_files(checkpoint.directory))):

@@ -255,7 +255,8 @@ struct Blocks {
 };
 
 // Blocks of a product of `rows` rows of `inputs` inputs with `panels` panels. Rows are multiplied in up to PASSES passes of the kernel per block,
-// and blocks have similar sizes, in whole passes. Chunks are multiples of `unit` inputs. Kernels with AMX tiles read whole panels.
+// and blocks have similar sizes, in whole passes. Chunks are multiples of `unit` inputs, and longer for rows of a single pass, which reads each
+// chunk once. If the rows fit into a quarter of the cache, and for kernels with AMX tiles, a chunk has all inputs.
 template <typename Kernel>
 Blocks choose_blocks(int64_t rows, int64_t inputs, int64_t unit, int64_t panels, int threads) {
   constexpr int64_t ROWS = IN_TILES<Kernel> ? TILE_ROWS : Kernel::ROWS, PASSES = 16, CHUNK = 512, PANELS = 8, PIECES = 4;
@@ -277,13 +278,14 @@ int64_t pass_rows(int64_t rows) {
 
 // Block of input rows in the format of a kernel or form. The rows of a pass are interleaved by words of 4 bytes (word i of all rows, then word
 // i + 1), so that they are one stream, read at constant offsets: separate rows evict each other from the first-level cache if they are a power
-// of two apart. AMX tiles take rows as they are.
+// of two apart. AMX tiles take rows as they are, without `memory`.
 template <typename Kernel>
 class RowBlock {
  public:
   using Input = typename Kernel::Input;
 
-  // Takes `count` rows of `numbers` numbers, `stride` apart; interleaved rows are in `memory`.
+  // Takes `count` rows of `numbers` numbers, `stride` apart; interleaved rows are in `memory`. Kernels with AMX tiles interleave up to FEW rows,
+  // which they multiply with vector instructions.
   template <typename Number>
   void take(const Number* x, int64_t stride, int64_t count, int64_t numbers, LineVector<Input>& memory) {
     if constexpr (IN_TILES<Kernel>) {

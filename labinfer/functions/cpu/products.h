@@ -32,7 +32,7 @@ struct Segments {
   }
 };
 
-// Panels times rows of float32 sums that a thread aims at for each segment: 8 KiB, and at least a panel.
+// Panels times rows of float32 sums (8 KiB) that a thread aims at for each segment, with at least the panels of Blocks.
 constexpr int64_t SUMMED_ROWS = 64;
 
 // A chunk of inputs of a panel of the matrix of a segment, see Blocks.
@@ -48,17 +48,17 @@ inline void load_bias(const T* bias, int64_t output, int64_t outputs, floats& lo
   low = load_floats(some), high = load_floats(some + WIDTH);
 }
 
-// make() creates a thread's products. They have chunks(segment) chunks of inputs, see Blocks. Their multiply(first, panel, next, sums, write) multiplies the rows of the block that begins at row
-// `first` with a chunk of a panel. Products of chunks are added up in `sums` (rows of the block, 32). After a panel's last chunk,
-// write(token, low, high) is called with 2 × 16 outputs of each row; outputs after the last one are undefined. The beginning of the chunk
-// `next` is prefetched.
-
 // Memory of a thread for the sums of `rows` rows of panels whose inputs have several chunks.
 inline float* chunk_sums(int64_t rows) {
   static thread_local LineVector<float> sums;
   if (int64_t(sums.size()) < rows * PANEL) sums.resize(rows * PANEL);
   return sums.data();
 }
+
+// make() creates a thread's products. products.chunks(segment) is the number of chunks of a segment's inputs, see Blocks.
+// products.multiply(first, panel, next, sums, write) multiplies the rows of the block that begins at row `first` with a chunk of a panel.
+// Products of chunks are added up in `sums` (rows of the block, 32). After a panel's last chunk, write(token, low, high) is called with
+// 2 × 16 outputs of each row; outputs after the last one are undefined. The beginning of the chunk `next` is prefetched.
 
 // out (tokens, outputs): products, or their sums over segments.
 template <typename Kernel, typename T, typename Make>
