@@ -253,8 +253,8 @@ void run_wide(const Batch& batch, const Tile& tile, Scratch<FmaUnits>& scratch, 
       }
       soften_rows<FmaUnits>(batch, tile, tile.kv, row, some, begin, end, from, up_to(to, 2), span, scores, scores, top, mass);
       for (int64_t column = 0; column < width; column += COLUMNS)
-        WidePanel::multiply_of<Rows::WEIGHTS>(some, std::min(COLUMNS, span.width - column))(scores + from, values + column * SPAN + from * COLUMNS, (to - from + 1) / 2,
-                                                                    part + column, width);
+        WidePanel::multiply_of<Rows::WEIGHTS>(some, std::min(COLUMNS, span.width - column))(
+            scores + from, values + column * SPAN + from * COLUMNS, (to - from + 1) / 2, part + column, width);
       for (int r = 0; r < some; ++r) take(index, row + r, part + r * width, top[r], mass[r]);
     }
   }
