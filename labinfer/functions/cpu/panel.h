@@ -265,7 +265,7 @@ Blocks choose_blocks(int64_t rows, int64_t inputs, int64_t unit, int64_t panels,
   rows = std::max<int64_t>(rows, 1);
   int64_t blocks = (rows + most - 1) / most;
   int64_t together = up_to((rows + blocks - 1) / blocks, ROWS);
-  if (IN_TILES<Kernel> || together * row_bytes <= CACHE / 4) return {together, std::max<int64_t>(inputs, unit), 1};
+  if (IN_TILES<Kernel> || std::min(rows, together) * row_bytes <= CACHE / 4) return {together, std::max<int64_t>(inputs, unit), 1};
   return {together, up_to(rows <= ROWS ? 4 * CHUNK : CHUNK, unit), std::clamp<int64_t>(panels * blocks / (PIECES * threads), 1, PANELS)};
 }
 
