@@ -117,7 +117,7 @@ class RankCalls:
         return total
 
     def packed_bytes(self, target: str, implementation: Implementation) -> float:
-        """Bytes of all weights of ``target`` that the rank has, packed for ``implementation``; estimated from those that are timed."""
+        """Bytes of all weights of ``target`` that the rank has, packed for ``implementation``; an estimate from the timed weights."""
         timed, packed = self._weight_calls(target), self._sets(target, implementation.layout)[0]
         elements = sum(count * call.elements for call, count in self.counts[target].items())
         return elements * sum(weight.nbytes for weight in packed) / sum(call.elements for call in timed)

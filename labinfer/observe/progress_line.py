@@ -99,7 +99,7 @@ class TransferLine:
     """A progress line of bytes that are read or written: how many of how many, the mean rate, and the time left.
 
     Args:
-        what: what is done, such as ``loading weights``.
+        what: name of the transfer in the line, such as ``loading weights``.
         ending: see ``ProgressLine.update``.
         at_once: see ``ProgressLine``.
     """

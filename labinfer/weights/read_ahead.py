@@ -119,7 +119,7 @@ class PacedReadAhead:
 
     Args:
         slices: slices in the order of loading: bytes of the slice in memory, and the file, offset and size of each of its tensors.
-        drops: whether to drop what is loaded from the page cache, where no other rank needs it.
+        drops: whether tensors are dropped from the page cache after loading; only if no other rank of the host loads them.
     """
 
     def __init__(self, slices: list[tuple[int, list[Span]]], drops: bool):

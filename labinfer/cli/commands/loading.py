@@ -68,7 +68,7 @@ def announce(models: dict[str, LLM]) -> None:
 
 
 def _announce_memory(llms: list[LLM]) -> None:
-    """Log the memory of rank 0 by what it is for. Pages of the KV cache become resident at their first use."""
+    """Log the memory of rank 0: weights, KV cache, and the rest of the process. Pages of the KV cache become resident at their first use."""
     if any(llm.layout.devices[llm.place.rank].type != "cpu" for llm in llms):
         return
     weights = cache = 0

@@ -38,8 +38,8 @@ void pack_panels(const Dense<Kernel>& form, Row row, uint8_t* data, float*, int6
 }
 
 template <typename T, typename Form, typename Row>
-void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float global_scale, int threads) {
-  quantize<T>(form, row, data, scales, outputs, global_scale, threads);
+void pack_panels(const Form& form, Row row, uint8_t* data, float* scales, int64_t outputs, float, int threads) {
+  quantize<T>(form, row, data, scales, outputs, threads);
 }
 
 template <typename T, typename Row>

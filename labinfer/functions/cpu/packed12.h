@@ -149,8 +149,8 @@ inline void decode_groups(const Panel12& panel, int64_t groups, bf16* to) {
     decode_group(panel.planes + group * GROUP_BYTES, panel.base, patches, panel.counts[group], to + group * GROUP_WEIGHTS);
 }
 
-// Kernels that decode in registers, with the same operations in the same order as the kernels of panel.h. Groups with patches and a partial
-// last group go through memory, as do all groups if there are so many rows that their sums leave no registers for decoding.
+// Kernels that decode 12-bit weights in registers, with the same operations in the same order as the kernels of panel.h. Groups with patches
+// and a partial last group are decoded to memory. With more than 10 rows all groups are: the sums of the rows leave no registers for decoding.
 template <int COUNT, typename Decoded, typename Loaded>
 inline void for_groups(const Panel12& panel, int64_t pairs, Decoded from_quad, Loaded from_memory) {
   constexpr bool HAS_REGISTERS = COUNT <= 10;

@@ -74,8 +74,8 @@ extern "C" {
 void quantize_int8(const void* weight, uint8_t* data, float* scales, int64_t outputs, int64_t inputs, int wide,
                    int threads) {
   Int8 form{inputs};
-  if (wide) quantize<float>(form, rows_of((const float*)weight, inputs), data, scales, outputs, 1.0f, threads);
-  else quantize<bf16>(form, rows_of((const bf16*)weight, inputs), data, scales, outputs, 1.0f, threads);
+  if (wide) quantize<float>(form, rows_of((const float*)weight, inputs), data, scales, outputs, threads);
+  else quantize<bf16>(form, rows_of((const bf16*)weight, inputs), data, scales, outputs, threads);
 }
 
 // Quantizes weight (outputs, inputs) to int4: data (panels of 32 rows, groups, 64 + 16 group bytes). global_scale is a power of two that

@@ -280,7 +280,7 @@ struct WeightGroup {
 
 // Quantizes rows of weights into panels. row(output) is a row's address; null for a row of zeros, as are rows from `outputs` on.
 template <typename T, typename Rows>
-void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t outputs, float, int threads) {
+void quantize(const Int8& form, Rows row, uint8_t* data, float* scales, int64_t outputs, int threads) {
   in_parallel(threads, up_to(outputs, PANEL), [&](Pieces& pieces) {
     WeightGroup group;
     for (int64_t output; pieces.next(output);) {
