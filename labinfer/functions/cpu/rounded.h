@@ -31,11 +31,17 @@ struct RowInputs {
   int64_t starts;
 };
 
+// Base of forms: words of their input rows, see RowBlock.
+template <typename Input>
+struct InputWords {
+  static words load_words(const Input* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
+};
+
 // A form is a storage format of quantized weights in panels of 32 outputs: integers plus MIDDLE, so that they are not negative. Its
 // products take up to ROWS rows of its Input at once, and any multiple of unit() inputs.
 
 // int8 weights, with separate scales per output.
-struct Int8 {
+struct Int8 : InputWords<CodeDot<8>::Input> {
   using Dot = CodeDot<8>;
   using Input = Dot::Input;
   static constexpr int ROWS = Dot::ROWS, MIDDLE = 128;
@@ -52,7 +58,6 @@ struct Int8 {
   int64_t panel_bytes() const { return bytes(padded()); }
   // Memory that each pass over some inputs of a panel reads.
   Stretch read_in_pass(const uint8_t* panel, int64_t some) const { return {panel, bytes(some)}; }
-  static words load_words(const Input* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
   IntegerSums sums(const float* memory) const { return {memory}; }
 
   template <int COUNT>
@@ -64,7 +69,7 @@ struct Int8 {
 // Codes of 4, 5 or 8 bits, interleaved with a scale per output and group of inputs, and with a float16 offset instead of the middle if
 // there is one. `lead` zero inputs precede the first: its group begins in another rank's inputs.
 template <typename Coding_, Offset OFFSET_ = NONE>
-struct Grouped {
+struct Grouped : InputWords<typename Coding_::Dot::Input> {
   using Coding = Coding_;
   using Dot = typename Coding::Dot;
   using Input = typename Dot::Input;
@@ -83,7 +88,6 @@ struct Grouped {
   int64_t bytes(int64_t some) const { return some / group * group_bytes(); }
   int64_t panel_bytes() const { return bytes(padded()); }
   Stretch read_in_pass(const uint8_t* panel, int64_t some) const { return {panel, bytes(some)}; }
-  static words load_words(const Input* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
   FloatSums sums(const float* memory) const { return {memory}; }
 
   template <int COUNT>

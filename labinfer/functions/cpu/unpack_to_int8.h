@@ -88,7 +88,7 @@ constexpr uint32_t BYTE_MIDDLE = Int8::MIDDLE;
 
 // Grouped form whose weights are unpacked in the first pass of a block of rows: shortly before they are used with AMX tiles, otherwise all
 // at once.
-struct CodesInBytes {
+struct CodesInBytes : InputWords<int8_t> {
   using Dot = ByteDot;
   using Input = int8_t;
   static constexpr int ROWS = BYTE_ROWS, MIDDLE = BYTE_MIDDLE, FEW = 0;
@@ -107,7 +107,6 @@ struct CodesInBytes {
   int64_t bytes(int64_t some) const { return some / code_group * group_bytes(); }
   int64_t panel_bytes() const { return bytes(group); }
   Stretch read_in_pass(const uint8_t*, int64_t) const { return {decoded_bytes(group).bytes.data(), PANEL * group}; }
-  static words load_words(const int8_t* x, int64_t i, int64_t some) { return load_some((const uint32_t*)x + i, some); }
   ScaledSums sums(const float* memory) const { return {memory, decoded_bytes(group).scales}; }
 
   // Writes a panel's output scales to `decoded`, and the factors that turn its weights into int8.
