@@ -26,7 +26,7 @@ SOME = PROMPTS[1:4]
 def cache(tmp_path, monkeypatch):
     """A cache of its own, which also keeps small weights."""
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    cache = WeightCache(tmp_path / "cache", 1 << 30)
+    cache = WeightCache(tmp_path / "cache", 1 << 30, free_bytes=0)
     monkeypatch.setattr(WeightCache, "from_home", lambda gib: cache if gib else None)
     return cache
 

@@ -39,7 +39,8 @@ PIECE = 4 << 20
 """Bytes of data that share a checksum and are written at a time. It is a multiple of the huge page size, so that the
 page cache can hold the file in huge pages."""
 FREE_FRACTION = 0.1
-"""Fraction of a disk that is left free."""
+FREE_BYTES = 10 * GIB
+"""The cache leaves ``FREE_FRACTION`` of a disk free, at most ``FREE_BYTES``."""
 PACKAGE = Path(__file__).parent.parent
 SOURCES = ("functions", "models", "native", "weights")
 """Folders with the code that determines how weights are packed."""
@@ -124,10 +125,11 @@ class WeightCache:
 
     Args:
         limit: maximum size of all files in bytes.
+        free_bytes: maximum of the bytes that the cache leaves free on the disk.
     """
 
-    def __init__(self, folder: Path, limit: int):
-        self.folder, self._limit = folder, limit
+    def __init__(self, folder: Path, limit: int, free_bytes: int = FREE_BYTES):
+        self.folder, self._limit, self._free_bytes = folder, limit, free_bytes
 
     @cached_property
     def code(self) -> str:
@@ -208,8 +210,11 @@ class WeightCache:
         while files and sum(file.size for file in files) + num_bytes > self._limit:
             files.pop().path.unlink(missing_ok=True)
         disk = shutil.disk_usage(self.folder)
-        if disk.free - num_bytes < FREE_FRACTION * disk.total:
-            raise NoRoom(f"{self.folder} has {disk.free / GIB:.1f} GiB free, and 10 % of the disk must stay free")
+        left = min(self._free_bytes, FREE_FRACTION * disk.total)
+        if disk.free - num_bytes < left:
+            raise NoRoom(
+                f"{self.folder} has {disk.free / GIB:.1f} GiB free, of which {left / GIB:.1f} GiB must stay free"
+            )
 
     def clean(self) -> int:
         """Remove all files except files that are being written. Returns their size in bytes.

@@ -22,7 +22,7 @@ def cache(group, monkeypatch):
     path = tempfile.mkdtemp(prefix="labinfer-weights-") if group.rank == 0 else ""
     folder = Path(group.comm.all_gather_bytes(path.encode())[0].decode())
     monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
-    cache = WeightCache(folder, 1 << 30)
+    cache = WeightCache(folder, 1 << 30, free_bytes=0)
     monkeypatch.setattr(WeightCache, "from_home", lambda gib: cache if gib else None)
     yield cache
     group.comm.barrier()

@@ -48,7 +48,7 @@ def checkpoint(tmp_path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path) -> WeightCache:
-    return WeightCache(tmp_path / "cache", GIB)
+    return WeightCache(tmp_path / "cache", GIB, free_bytes=0)
 
 
 def files_of(cache: WeightCache, checkpoint: Path, label: str = "all", code: str = "1") -> PackedFiles:
@@ -129,7 +129,7 @@ def test_least_recently_used_goes_first(cache, checkpoint):
     for age, path in zip((30, 10, 20), paths, strict=True):
         os.utime(path, (time.time() - age,) * 2)
     files_of(cache, checkpoint).open("a", FUNCTIONS)  # which is used now
-    small = WeightCache(cache.folder, 3 * paths[0].stat().st_size)
+    small = WeightCache(cache.folder, 3 * paths[0].stat().st_size, free_bytes=0)
     keep(files_of(small, checkpoint, "d"), slices="d")
     assert [path.exists() for path in paths] == [True, True, False]
 
@@ -147,12 +147,20 @@ def test_too_much_is_refused(checkpoint, tmp_path, caplog):
     assert not cache.files() and "--weight-cache-size 0.00390625" in caplog.text
 
 
-def test_disk_is_not_filled(cache, checkpoint, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("total", "left"), [(50 * GIB, 5 * GIB), (1000 * GIB, 10 * GIB)], ids=["small disk", "large disk"]
+)
+def test_disk_is_not_filled(checkpoint, tmp_path, monkeypatch, caplog, total, left):
     caplog.set_level("INFO")
+    cache = WeightCache(tmp_path / "cache", GIB)
     usage = collections.namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1000 * PIECE, 0, 100 * PIECE))
+    free = left
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(total, 0, free))
     keep(files_of(cache, checkpoint))
-    assert not cache.files() and "10 % of the disk" in caplog.text
+    assert not cache.files() and f"{left // GIB}.0 GiB must stay free" in caplog.text
+    free = left + GIB
+    keep(files_of(cache, checkpoint))
+    assert cache.files()
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
@@ -253,13 +261,13 @@ def test_starts_alike_know_their_files(cache, checkpoint, monkeypatch):
     assert cache.written_with(digest, "o") == [path]
     assert not cache.written_with(digest, "p") and not cache.written_with("x", "o")
     monkeypatch.setattr("labinfer.weights.weight_cache.code_digest", lambda: "2")
-    assert not WeightCache(cache.folder, 1 << 30).written_with(digest, "o")
+    assert not WeightCache(cache.folder, 1 << 30, free_bytes=0).written_with(digest, "o")
 
 
 def test_weights_that_a_plugin_decodes_are_kept_for_each_version_of_it(cache, checkpoint, monkeypatch, add_part):
     def version(digest: str) -> WeightCache:
         monkeypatch.setattr(PLUGINS, "loaded", [PluginSource("test", "test.py", digest)])
-        return WeightCache(cache.folder, 1 << 30)
+        return WeightCache(cache.folder, 1 << 30, free_bytes=0)
 
     add_part("batch_policy", "ideas", len)
     assert version("1").code == version("2").code == cache.code
@@ -293,7 +301,7 @@ def test_file_of_something_else_under_the_name_that_is_asked_for_is_not_used(cac
         files, asked = dataclasses.replace(files, **{changed: "other"}), "slices"
     path.rename(files.path(asked))
     if changed in ("checkpoint", "code"):
-        assert not WeightCache(cache.folder, GIB).knows(files.checkpoint)
+        assert not WeightCache(cache.folder, GIB, free_bytes=0).knows(files.checkpoint)
     assert files.open(asked, FUNCTIONS) is None
     assert f"it was made from other {changed}: all of {checkpoint}" in caplog.text
     assert not files.path(asked).exists() and files.open(asked, FUNCTIONS) is None
