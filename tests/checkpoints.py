@@ -15,6 +15,7 @@ from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
+    Exaone4Config,
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4Config,
@@ -25,6 +26,8 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Kimi_K25Config,
@@ -35,6 +38,7 @@ from transformers import (
     MinistralConfig,
     Mistral3Config,
     MistralConfig,
+    MixtralConfig,
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
@@ -173,6 +177,13 @@ LATENT = NARROW | {
 """Latent attention in which no two sizes are the same."""
 GROUPS = MOE | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}
 LITE_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "attention_bias": True,
+}
 HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "factor": 1.0}
 
 CONFIGS = {
@@ -344,6 +355,14 @@ CONFIGS = {
         **LATENT, dim_model_base=64, scale_emb=3, rope_parameters=LONGROPE | {"original_max_position_embeddings": 512}
     ),
     "minimax-m2": lambda: MiniMaxM2Config(**FAMILY_SHAPE, num_local_experts=7, num_experts_per_tok=3, rotary_dim=8),
+    "mixtral": lambda: MixtralConfig(
+        **FAMILY_SHAPE | {"intermediate_size": 44}, num_local_experts=7, num_experts_per_tok=3, sliding_window=8
+    ),
+    "granite": lambda: GraniteConfig(**NARROW, **GRANITE, **TIED, mlp_bias=True),
+    "granite-moe": lambda: GraniteMoeConfig(
+        **NARROW | {"intermediate_size": 44}, **GRANITE, num_local_experts=7, num_experts_per_tok=3
+    ),
+    "exaone4": lambda: Exaone4Config(**FAMILY_SHAPE, **WINDOW),
     "gpt-oss": lambda: GptOssConfig(
         **FAMILY_SHAPE | {"intermediate_size": 44},
         sliding_window=8,
@@ -372,6 +391,8 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
+FURTHER = ("mixtral", "granite", "granite-moe", "exaone4")
+"""Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(
         "qwen3",
@@ -387,7 +408,7 @@ FAMILIES = (
         "glm4",
     ),
     *("ernie4.5", "hunyuan", "gemma3", "gemma4", "gemma4-tied-values", "gemma4-layer-inputs"),
-    *(*MIXTURES, *LATENTS, *HYBRIDS),
+    *(*MIXTURES, *LATENTS, *HYBRIDS, *FURTHER),
 )
 SHARED_CACHES = "gemma4-shared-caches"
 """Its layers from the third on are all on the last stage, so that it does not go with every layout."""
@@ -553,7 +574,8 @@ def transformers_choices(
         )
 
     for number, layer in enumerate(model.model.layers):
-        experts = getattr(layer.mlp, "experts", None) or getattr(layer, "experts", None)
+        places = (layer, getattr(layer, "mlp", None), getattr(layer, "block_sparse_moe", None))
+        experts = next((place.experts for place in places if hasattr(place, "experts")), None)
         if experts is not None:
             experts.register_forward_pre_hook(lambda module, given, number=number: keep(number, given))
     logits = []
