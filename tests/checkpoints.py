@@ -16,6 +16,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
     Gemma4Config,
@@ -219,6 +220,13 @@ CONFIGS = {
         rope_parameters=LONGROPE | {"partial_rotary_factor": 0.75, "attention_factor": 1.1},
     ),
     "olmo3": lambda: Olmo3Config(**NARROW, **WINDOW, rope_parameters=OLMO_ROPE),
+    "gemma2": lambda: Gemma2Config(
+        **FAMILY_SHAPE | {"hidden_size": 80},
+        **WINDOW,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=20.0,
+    ),
     "gemma3": lambda: Gemma3TextConfig(
         **FAMILY_SHAPE | {"hidden_size": 80},
         **WINDOW,
@@ -391,7 +399,7 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
-FURTHER = ("mixtral", "granite", "granite-moe", "exaone4")
+FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2")
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(

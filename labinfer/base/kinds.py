@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,52 +30,16 @@ class Kind:
     computes: bool = False
 
 
+_MODELS = Path(__file__).parents[1] / "models"
 MODEL_FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "MistralForCausalLM": "families.mistral",
-    "MinistralForCausalLM": "families.mistral",
-    "Ministral3ForCausalLM": "families.mistral",
-    "Mistral3ForConditionalGeneration": "families.mistral",
-    "MixtralForCausalLM": "families.mixtral",
-    "SmolLM3ForCausalLM": "families.smollm3",
-    "Phi3ForCausalLM": "families.phi3",
-    "Olmo3ForCausalLM": "families.olmo3",
-    "GraniteForCausalLM": "families.granite",
-    "GraniteMoeForCausalLM": "families.granite",
-    "Exaone4ForCausalLM": "families.exaone4",
-    "Gemma3ForCausalLM": "families.gemma3",
-    "Gemma3ForConditionalGeneration": "families.gemma3",
-    "Gemma4ForCausalLM": "families.gemma4",
-    "Gemma4ForConditionalGeneration": "families.gemma4",
-    "Gemma4UnifiedForCausalLM": "families.gemma4",
-    "Gemma4UnifiedForConditionalGeneration": "families.gemma4",
-    "SeedOssForCausalLM": "families.seed_oss",
-    "Glm4ForCausalLM": "families.glm4",
-    "Ernie4_5ForCausalLM": "families.ernie4_5",
-    "HunYuanDenseV1ForCausalLM": "families.hunyuan",
-    "Qwen3_5ForCausalLM": "families.qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "families.qwen3_5",
-    "Qwen3_5MoeForCausalLM": "families.qwen3_5_moe",
-    "Qwen3_5MoeForConditionalGeneration": "families.qwen3_5_moe",
-    "Qwen3NextForCausalLM": "families.qwen3_next",
-    "Qwen2MoeForCausalLM": "families.qwen2_moe",
-    "Qwen3MoeForCausalLM": "families.qwen3_moe",
-    "Ernie4_5_MoeForCausalLM": "families.ernie4_5_moe",
-    "HunYuanMoEV1ForCausalLM": "families.hunyuan_moe",
-    "Glm4MoeForCausalLM": "families.glm4_moe",
-    "MiniMaxM2ForCausalLM": "families.minimax_m2",
-    "DeepseekV2ForCausalLM": "families.deepseek_v2",
-    "DeepseekV3ForCausalLM": "families.deepseek_v3",
-    "KimiK25ForConditionalGeneration": "families.kimi_k2",
-    "Kimi_K25ForConditionalGeneration": "families.kimi_k2",
-    "Glm4MoeLiteForCausalLM": "families.glm4_moe_lite",
-    "MiniCPM3ForCausalLM": "families.minicpm3",
-    "GptOssForCausalLM": "families.gpt_oss",
+    name: ".".join(path.relative_to(_MODELS).with_suffix("").parts)
+    for path in (*sorted(_MODELS.glob("*.py")), *sorted(_MODELS.glob("families/*.py")))
+    for name in re.findall(
+        r"^class (\w+For(?:CausalLM|ConditionalGeneration))\(", path.read_text(encoding="utf-8"), re.M
+    )
 }
-"""Module in ``labinfer.models`` that implements a model family, by class name as in ``architectures`` of
-``config.json``."""
+"""Module in ``labinfer.models`` that implements a model family, by class name as in ``architectures`` of ``config.json``. The classes are found in
+the source, because importing the modules would import torch."""
 
 KINDS: dict[str, Kind] = {
     "scheduling_policy": Kind(

@@ -22,6 +22,8 @@ class AttentionHeads:
     sinks_H: torch.Tensor | None = None
     """Attention-sink logit of each query head, which adds to the softmax denominator (Miller 2023, "Attention is off by one", and the
     model card of gpt-oss, arXiv:2508.10925); float32."""
+    cap: float = 0.0
+    """Soft cap of the scaled scores, ``cap * tanh(score / cap)`` (Gemma 2, arXiv:2408.00118); 0 for no cap."""
 
 
 class HeadNorms(NamedTuple):

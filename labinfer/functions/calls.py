@@ -263,6 +263,8 @@ class PagedAttentionCall:
     """Sliding-window size in tokens, the token's own included; 0 for full attention."""
     sinks: bool = False
     """Whether each head has an attention-sink logit."""
+    cap: float = 0.0
+    """Soft cap of the scores; 0 for no cap."""
     target = "paged_attention"
 
     @property
@@ -279,7 +281,7 @@ class PagedAttentionCall:
         setting.fill([cache.keys, cache.values], batch, window=self.window)
         q_THP = setting.random(rows, self.heads, self.head_size)
         sinks_H = setting.random(self.heads).float() if self.sinks else None
-        heads = AttentionHeads(torch.tensor(self.head_ptr), self.head_size**-0.5, self.window, sinks_H)
+        heads = AttentionHeads(torch.tensor(self.head_ptr), self.head_size**-0.5, self.window, sinks_H, self.cap)
         return lambda: function(q_THP, cache, batch, heads)
 
     def work(self, rows: int, setting: CallSetting) -> Work:

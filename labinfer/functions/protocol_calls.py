@@ -186,6 +186,7 @@ def protocol_calls() -> Iterator[FunctionCall | PackedCall | CodedLinearCall | R
     yield PagedAttentionCall(head_ptr=(0, 3, 6), head_size=24, window=0)
     yield PagedAttentionCall(head_ptr=(0, 1, 6), head_size=24, window=9, sinks=True)
     yield PagedAttentionCall(head_ptr=(0, 7), head_size=64, window=0)
+    yield PagedAttentionCall(head_ptr=(0, 2, 4), head_size=24, window=9, cap=2.0)
     yield CausalConvCall(channels=75, width=4)
     yield DeltaRuleCall(key_heads=(0, 0, 1, 1), key_size=16, value_size=12)
     yield GatedNormCall(heads=3, size=20)

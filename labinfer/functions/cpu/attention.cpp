@@ -35,6 +35,15 @@ inline float find_top(float* score, int64_t from, int64_t to, float scale, const
   return largest(larger(larger(peaks[1], peaks[0]), larger(peaks[3], peaks[2]))) * scale;
 }
 
+// Soft cap of one row's scores, cap * tanh(score * scale / cap), for the vectors of the keys `from` to `to` (Gemma 2, arXiv:2408.00118).
+inline void cap_scores(float* score, int64_t from, int64_t to, float scale, float cap, const float* key_scales) {
+  for (int64_t key = from / WIDTH * WIDTH; key < up_to(to, WIDTH); key += WIDTH) {
+    floats value = load<floats>(score + key) * (scale / cap);
+    if (key_scales) value *= load<floats>(key_scales + key);
+    store(score + key, cap * exact_tanh(value));
+  }
+}
+
 // Softmax of one row of scores (Milakov & Gimelshein 2018, arXiv:1805.02867) in powers of two, relative to its maximum score (top). Returns
 // the sum of its weights. Only keys from `from` to `to` are visible; the others from `first` up to `width` get weight 0.
 template <typename Kernel>
@@ -135,12 +144,14 @@ void soften_rows(const Batch& batch, const Tile& tile, int64_t kv, int64_t row, 
                  int64_t width, const Span<typename Kernel::Element>& span, float* scores, typename Kernel::Input* weights, float* top,
                  float* mass) {
   int64_t from[Kernel::ROWS], to[Kernel::ROWS], group = batch.group(kv);
-  float scale = batch.scale * LOG2_E;
+  float scale = (batch.cap ? 1.0f : batch.scale) * LOG2_E;
+  const float* key_scales = batch.has_scales() ? span.key_scales : nullptr;
   // All maxima first: the latency of one is hidden by the others.
   for (int r = 0; r < rows; ++r) {
     int64_t own = batch.position(tile) + (row + r) / group - begin;  // last visible key, relative to begin
     from[r] = batch.window ? std::max<int64_t>(0, own - batch.window + 1) : 0, to[r] = std::min(end - begin, own + 1);
-    top[r] = find_top(scores + r * SPAN, from[r], to[r], scale, batch.has_scales() ? span.key_scales : nullptr);
+    if (batch.cap && from[r] < to[r]) cap_scores(scores + r * SPAN, from[r], to[r], batch.scale, batch.cap, key_scales);
+    top[r] = find_top(scores + r * SPAN, from[r], to[r], scale, batch.cap ? nullptr : key_scales);
   }
   for (int r = 0; r < rows; ++r)
     mass[r] = soften<Kernel>(scores + r * SPAN, weights + r * SPAN, first, width, from[r], to[r], scale, top[r],
@@ -344,11 +355,11 @@ extern "C" {
   void NAME(const void* q, const void* k_cache, const float* k_scales, const void* v_cache, const float* v_scales,       \
             const int64_t* tables, const int64_t* table_ptr, const int64_t* row_ptr, const int64_t* context_lens,        \
             const int64_t* head_ptr, const float* sinks, void* out, int64_t sequences, int64_t heads, int64_t kv_heads,  \
-            int64_t size, int64_t block_size, int dtype, int cache_dtype, int tiled, float scale, int64_t window,        \
-            int threads) {                                                                                               \
+            int64_t size, int64_t block_size, int dtype, int cache_dtype, int tiled, float scale, float cap,             \
+            int64_t window, int threads) {                                                                               \
     Cache keys{k_cache, k_scales, Dtype(cache_dtype)}, values{v_cache, v_scales, Dtype(cache_dtype)};                    \
     Batch batch{q, keys, values, tables, table_ptr, row_ptr, context_lens, head_ptr, out, Dtype(dtype), heads, kv_heads, \
-                size, block_size, bool(tiled), scale, window, size, false, sinks};                                       \
+                size, block_size, bool(tiled), scale, window, size, false, sinks, cap};                                  \
     bool is_narrow = keys.dtype == Dtype::BFLOAT16 || keys.dtype == Dtype::INT8;                                         \
     if (batch.dtype == Dtype::BFLOAT16 && is_narrow) attend_all<KERNEL>(batch, sequences, threads);                      \
     else attend_all<FloatUnits>(batch, sequences, threads);                                                              \

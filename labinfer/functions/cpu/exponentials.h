@@ -52,4 +52,15 @@ inline floats exact_exponential(floats x) {
   return (floats)((words)exact_root(rest * 1.44269504f) + ((words)rounded << 23));
 }
 
+// tanh(x) to float32 precision: by a Taylor polynomial up to 1/4, where the difference of exponentials would cancel.
+inline floats exact_tanh(floats x) {
+  constexpr float BOUND = 0.25f;
+  floats near = smaller(same(BOUND), larger(same(-BOUND), x)), square = near * near;
+  floats value = square * 2.1869488e-2f - 5.3968254e-2f;
+  value = value * square + 1.3333333e-1f;
+  value = value * square - 3.3333333e-1f;
+  value = near + near * square * value;
+  return value + from_on(BOUND, larger(x, -x), 2.0f / (1.0f + exact_exponential(-2.0f * x)) - 1.0f - value);
+}
+
 }  // namespace

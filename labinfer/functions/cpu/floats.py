@@ -190,6 +190,7 @@ class CpuFunctions:
             DTYPES.index(cache.k.dtype),
             cache.is_tiled,
             heads.scale,
+            heads.cap,
             heads.window,
             torch.get_num_threads(),
         )

@@ -46,6 +46,7 @@ struct Batch {
   int64_t window, value_size;
   bool shared;         // values are the first dimensions of the keys
   const float* sinks;  // attention sinks: one logit per head, without a value; null for none
+  float cap = 0;       // soft cap of the scores; 0 for none
 
   int64_t even_size() const { return up_to(size, 2); }
   bool has_scales() const { return keys.scales && !shared; }  // scales that are applied to scores and weights; shared caches are scaled when they are converted

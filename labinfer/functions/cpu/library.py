@@ -137,7 +137,7 @@ def load(compiled: ctypes.CDLL) -> Library:
         "experts": [pointer] * 2 + [count],
         "route": [pointer] * 8 + [size] * 2 + [count] * 3,
         "attend_latent": [pointer] * 8 + [size] * 5 + [count] * 2 + [real, count],
-        "attend": [pointer] * 12 + [size] * 5 + [count] * 3 + [real, size, count],
+        "attend": [pointer] * 12 + [size] * 5 + [count] * 3 + [real, real, size, count],
     } | dict.fromkeys(("argmax_bfloat16", "argmax_float32"), [pointer] * 2 + [size] * 2 + [count])
     arguments |= dict.fromkeys(("sample_bfloat16", "sample_float32"), [pointer] * 3 + [size] * 2 + [count])
     for dtype in ("bfloat16", "float32", "float16"):

@@ -62,6 +62,7 @@ def paged_attention(
         num_sequences,
         num_kv,
         heads.scale,
+        heads.cap,
         GROUP=group,
         SIZE=size,
         BLOCK_HEAD=block_head,
@@ -73,6 +74,7 @@ def paged_attention(
         WINDOW=heads.window,
         IS_INT8=cache.k_scale is not None,
         HAS_SINKS=sinks_H is not None,
+        HAS_CAP=heads.cap > 0,
         ONE_ROW=one_row,
         PRECISION="ieee",
         num_warps=4,
@@ -135,6 +137,7 @@ def _attend(
     num_sequences,
     num_kv,
     scale,
+    cap,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK_HEAD: tl.constexpr,
@@ -146,6 +149,7 @@ def _attend(
     WINDOW: tl.constexpr,
     IS_INT8: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     ONE_ROW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # one program per block of ROWS tokens of a sequence, KV head and split of the keys
@@ -198,6 +202,8 @@ def _attend(
             k = k.to(tl.float32) * tl.load(key_scales + entry, mask=is_key, other=0.0)[None, :]
             v = v.to(tl.float32) * tl.load(value_scales + entry, mask=is_key, other=0.0)[:, None]
         scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        if HAS_CAP:  # tanh(y) is twice the logistic function of 2y, minus 1
+            scores = cap * (2.0 / (1.0 + tl.exp(-2.0 * scores / cap)) - 1.0)
         sees = is_key[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             sees = sees & (key[None, :] > position[:, None] - WINDOW)

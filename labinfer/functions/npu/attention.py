@@ -237,6 +237,7 @@ def _can_attend(q_THP: torch.Tensor, cache: LayerCache, heads: AttentionHeads) -
         and len(groups) == 1
         and max(groups) <= MAX_GROUP
         and heads.sinks_H is None
+        and not heads.cap
     )
 
 

@@ -72,8 +72,16 @@ def attend(
             mask_TS = mask_TS.triu(num_seen - num_new - window + 1)
     if heads.sinks_H is not None:
         k_HSP, v_HSP, mask_TS = with_sinks(k_HSP, v_HSP, mask_TS, heads.sinks_H, num_new)
+    q_HTP = q_THP.transpose(0, 1)
+    if heads.cap:  # torch's function has no cap: it gets the capped scores as its mask, and queries of zeros
+        keys_HPS = k_HSP.repeat_interleave(len(q_HTP) // len(k_HSP), dim=0).mT
+        scores_HTS = heads.cap * torch.tanh(q_HTP @ keys_HPS * (heads.scale / heads.cap))
+        if mask_TS is not None:
+            hidden = mask_TS.dtype == torch.bool
+            scores_HTS = scores_HTS.masked_fill(~mask_TS, float("-inf")) if hidden else scores_HTS + mask_TS
+        q_HTP, mask_TS = torch.zeros_like(q_HTP), scores_HTS
     return F.scaled_dot_product_attention(
-        q_THP.transpose(0, 1).unsqueeze(0),
+        q_HTP.unsqueeze(0),
         k_HSP.unsqueeze(0),
         v_HSP.unsqueeze(0),
         attn_mask=mask_TS,

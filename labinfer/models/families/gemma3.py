@@ -67,7 +67,9 @@ class Gemma3ForCausalLM(Decoder):
             for window in windows
         ]
         scale = file.size("hidden_size") ** 0.5
-        return read_model(file, layers, norm_offset=1.0, embedding_scale=scale, logits_cap=read_logits_cap(file))
+        return read_model(
+            file, layers, norm_offset=1.0, embedding_scale=scale, logits_cap=read_cap(file, "final_logit_softcapping")
+        )
 
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
@@ -94,16 +96,16 @@ def read_gelu_mlp(file: ConfigFile, columns: int) -> GatedMLPConfig:
     return GatedMLPConfig(intermediate_size=columns, activation="gelu")
 
 
-def read_logits_cap(file: ConfigFile) -> float | None:
-    """Soft cap of the logits; None for no cap.
+def read_cap(file: ConfigFile, key: str) -> float | None:
+    """Soft cap ``key`` of logits or attention scores; None for no cap.
 
     Raises:
         UserError: the cap is not a number above 0.
     """
-    if file.values.get("final_logit_softcapping") is None:
+    if file.values.get(key) is None:
         return None
-    cap = file.get("final_logit_softcapping", float)
-    file.require(cap > 0, f"final_logit_softcapping should be above 0, not {cap}")
+    cap = file.get(key, float)
+    file.require(cap > 0, f"{key} should be above 0, not {cap}")
     return cap
 
 

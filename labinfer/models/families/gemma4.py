@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_model, read_windows
 from labinfer.models.config_file import FULL, SLIDING, ConfigFile
-from labinfer.models.families.gemma3 import ROOTS, SANDWICH_NORMS, read_gelu_mlp, read_logits_cap
+from labinfer.models.families.gemma3 import ROOTS, SANDWICH_NORMS, read_cap, read_gelu_mlp
 from labinfer.models.families.layers.parallel_dense_moe import ParallelDenseMoEConfig
 from labinfer.models.families.layers.per_layer_embedding import PerLayerEmbeddingConfig
 from labinfer.models.families.layers.router import read_router
@@ -102,7 +102,7 @@ class Gemma4ForCausalLM(PerLayerEmbeddingDecoder):
             file.without("per_layer_config"),  # already read into the layers
             layers,
             embedding_scale=file.size("hidden_size") ** 0.5,
-            logits_cap=read_logits_cap(file),
+            logits_cap=read_cap(file, "final_logit_softcapping"),
             layer_inputs=_read_layer_inputs(file),
         )
 

@@ -75,6 +75,8 @@ class AttentionConfig:
     """Factor on the attention scores; None for ``head_size ** -0.5``."""
     sinks: bool = False
     """Whether each head has a learned attention-sink logit."""
+    score_cap: float = 0.0
+    """Soft cap of the attention scores, see ``AttentionHeads.cap``; 0 for no cap."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> Attention:
         return Attention(self, hidden_size, ctx)
@@ -131,7 +133,11 @@ class Attention(nn.Module):
             value_norm=config.value_norm,
         )
         yield PagedAttentionCall(
-            head_ptr=shard.head_ptr, head_size=config.head_size, window=config.window, sinks=config.sinks
+            head_ptr=shard.head_ptr,
+            head_size=config.head_size,
+            window=config.window,
+            sinks=config.sinks,
+            cap=config.score_cap,
         )
 
     def cache_spec(self) -> CacheSpec:
@@ -196,7 +202,7 @@ class Attention(nn.Module):
     def _attention_heads(self) -> AttentionHeads:
         """Argument of ``paged_attention``; built at the first step, as loading replaces the tensor of ``sinks``."""
         sinks_H = None if self.sinks is None else self.sinks.logits_H
-        return AttentionHeads(self._head_ptr, self._scale, self.config.window, sinks_H)
+        return AttentionHeads(self._head_ptr, self._scale, self.config.window, sinks_H, self.config.score_cap)
 
     def _head_norms(self) -> HeadNorms | None:
         config = self.config

@@ -298,3 +298,28 @@ def test_sinks_count_without_values(functions, window, threads, block, kv_dtype)
     exact = case.exact(q, batch, heads)
     torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
     assert got[:, 2].abs().max() < 1e-6 and (exact - case.exact(q, batch, without)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("window", [0, 33])
+@SHAPES
+def test_scores_are_capped(functions, window, block, kv_dtype):
+    """Beside chunks there are keys that are dealt over threads; some scores are far above the cap."""
+    case, size = Case([600, 1100, 40], (2, 32), block, kv_dtype), 32
+    batch, q = case.batch([40, 1, 1]), random(42, 4, size) * 3
+    heads = AttentionHeads(torch.tensor([0, 3, 4]), size**-0.5, window, cap=1.5)
+    with threads_of_torch(2):
+        got = functions.paged_attention(q, case.cache, batch, heads)
+    exact = case.exact(q, batch, heads)
+    torch.testing.assert_close(got.float(), exact, rtol=0.02, atol=0.02)
+    assert (exact - case.exact(q, batch, replace(heads, cap=0.0))).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("cap", [0.5, 50.0])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8], ids=str)
+def test_scores_are_capped_in_float32(compiled_functions, cap, kv_dtype):
+    functions, size = CpuFunctions(compiled_functions, dtype=torch.float32), 32
+    case = Case([600, 1100, 40], (2, size), 16, kv_dtype)
+    batch, q = case.batch([400, 1, 1]), torch.randn(402, 4, size) * 3
+    heads = AttentionHeads(torch.tensor([0, 2, 4]), size**-0.5, 0, cap=cap)
+    got = functions.paged_attention(q, case.cache, batch, heads)
+    torch.testing.assert_close(got, case.exact(q, batch, heads), rtol=2e-5, atol=2e-5)

@@ -140,7 +140,9 @@ LONG = [(3000, 1)]
 @pytest.mark.parametrize(
     ("num_heads", "num_kv", "size"), [(14, 2, 64), (4, 4, 8), (6, 2, 80), (8, 1, 128), (2, 1, 256), (40, 1, 16)]
 )
-@pytest.mark.parametrize(("window", "sinks"), [(0, False), (5, False), (64, True), (0, True)])
+@pytest.mark.parametrize(
+    ("window", "sinks", "cap"), [(0, False, 0.0), (5, False, 2.0), (64, True, 0.0), (0, True, 2.0)]
+)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "block"),
     [
@@ -151,14 +153,14 @@ LONG = [(3000, 1)]
     ],
     ids=str,
 )
-def test_paged_attention(paged_attention, lengths, num_heads, num_kv, size, window, sinks, dtype, kv_dtype, block):
+def test_paged_attention(paged_attention, lengths, num_heads, num_kv, size, window, sinks, cap, dtype, kv_dtype, block):
     if dtype == torch.bfloat16 and not HAS_CARD:
         pytest.skip("Triton's interpreter does not multiply bfloat16")
     case = Case(lengths, (num_kv, size), block, kv_dtype)
     q = randn(case.rows, num_heads, size, dtype=dtype)
     head_ptr = torch.arange(num_kv + 1) * (num_heads // num_kv)
     sinks_H = torch.randn(num_heads, device=DEVICE) if sinks else None
-    heads = AttentionHeads(head_ptr, size**-0.5, window, sinks_H)
+    heads = AttentionHeads(head_ptr, size**-0.5, window, sinks_H, cap)
     exact = reference_attention.paged_attention(q, case.cache, case.batch, heads)
     assert_near(paged_attention(q, case.cache, case.batch, heads), exact, dtype)
 

@@ -88,6 +88,7 @@ def test_sequences_that_share_more_blocks_than_the_pool_has_attend_in_several_ca
         {"block": 24},
         {"num_heads": 65, "num_kv": 1},
         {"sinks": True},
+        {"cap": 2.0},
         {"uneven": True},
         {"kv": torch.int8},
     ],
@@ -117,6 +118,7 @@ def test_cases_that_the_operator_lacks_are_the_references(calls, attend, change)
         heads = replace(heads, head_ptr=torch.tensor([0, 1, 4]))
     if "sinks" in options:
         heads = replace(heads, sinks_H=torch.randn(num_heads))
+    heads = replace(heads, cap=options.get("cap", 0.0))
     q = randn(case.rows, num_heads, size, dtype=options["dtype"])
     exact = reference.paged_attention(q, case.cache, case.batch, heads)
     assert torch.equal(attend(q, case.cache, case.batch, heads), exact)
