@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    ApertusConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -371,6 +372,7 @@ CONFIGS = {
         **NARROW | {"intermediate_size": 44}, **GRANITE, num_local_experts=7, num_experts_per_tok=3
     ),
     "exaone4": lambda: Exaone4Config(**FAMILY_SHAPE, **WINDOW),
+    "apertus": lambda: ApertusConfig(**FAMILY_SHAPE, attention_bias=True),
     "gpt-oss": lambda: GptOssConfig(
         **FAMILY_SHAPE | {"intermediate_size": 44},
         sliding_window=8,
@@ -399,7 +401,7 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
-FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2")
+FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus")
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(

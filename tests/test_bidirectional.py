@@ -19,7 +19,7 @@ SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
 SENTENCE_TRANSFORMERS_MODES = {ours: theirs for theirs, ours in MODES.items()}
 SUPPORTED = (
     *("ministral3", "smollm3", "phi4-mini", "phi4-mini-long", "seed-oss", "glm4", "ernie4.5", "hunyuan"),
-    *("ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2", "granite", "granite-moe"),
+    *("ernie4.5-moe", "hunyuan-moe", "glm4-moe", "glm4-moe-groups", "minimax-m2", "granite", "granite-moe", "apertus"),
 )
 """Kinds of checkpoints whose layers all have full attention."""
 TOLERANCE = 1e-4
