@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from checkpoints import CONFIGS
 from gguf import GGMLQuantizationType, GGUFWriter
+from gguf_families import CONVERSIONS, Conversion
 from gguf_vocabularies import add_tokenizer
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
@@ -34,6 +35,8 @@ ARCHITECTURES = {
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+    **{name: conversion.architecture for name, conversion in CONVERSIONS.items()},
 }
 """By ``model_type``."""
 FILE_KINDS: dict[str, dict[str, Any]] = {
@@ -78,23 +81,30 @@ def write_gguf(
     _add_sizes(writer, config)
     if config["model_type"] in OWN_SIZES:
         OWN_SIZES[config["model_type"]](writer, config, merged)
+    own = CONVERSIONS.get(config["model_type"], Conversion(architecture=architecture))
+    own.sizes(writer, config)
     if (checkpoint / "tokenizer.json").exists():
         add_tokenizer(writer, checkpoint, pre)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     tensors = {name: tensor for file in checkpoint.glob("*.safetensors") for name, tensor in load_file(file).items()}
     if config["model_type"] in CONVERTED:
         tensors = dict(entry for name in tensors for entry in _converted(name, tensors[name], config, merged))
+    tensors = dict(entry for name in tensors for entry in own.convert(name, tensors[name], config))
     stacks = _stack_experts(tensors)
     for name, tensor in stacks.items():
         stored = names.get_name(name.replace("dt_bias", "dt_proj.bias"), try_suffixes=(".weight", ".bias"))
+        stored = name if name.startswith("blk.") else stored
         assert stored, name
         if fused and "ffn_up_exps" in stored:
             continue
         if fused and "ffn_gate_exps" in stored:
             stored = stored.replace("gate", "gate_up")
-            tensor = torch.cat((tensor, stacks[name.replace("gate_proj", "up_proj")]), dim=1)
+            other = name.replace("gate_proj", "up_proj").replace("w1", "w3")
+            tensor = torch.cat((tensor, stacks[other]), dim=1)
         chosen = kind if isinstance(kind, str) else next((kind[part] for part in kind if part in name), "F32")
         _add_tensor(writer, stored, _stored(name, tensor, config), chosen)
+    for name, tensor in own.extra(config).items():
+        _add_tensor(writer, name, tensor, "F32")
     if (rope := config.get("rope_parameters", {})).get("rope_type") == "llama3":
         _add_tensor(writer, "rope_freqs.weight", _llama3_factors(rope, _head_size(config)), "F32")
     finish(writer)
@@ -170,7 +180,10 @@ def _deepseek2_sizes(writer: GGUFWriter, config: dict[str, Any], merged: bool) -
         writer.add_key_length_mla(sizes[0])
         writer.add_value_length_mla(sizes[1])
     writer.add_rope_dimension_count(rotated)
-    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    dense = (
+        config["mlp_layer_types"].index("sparse") if "mlp_layer_types" in config else config["first_k_dense_replace"]
+    )
+    writer.add_leading_dense_block_count(dense)
     writer.add_expert_shared_count(config["n_shared_experts"])
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_weights_norm(config["norm_topk_prob"])
@@ -179,7 +192,7 @@ def _deepseek2_sizes(writer: GGUFWriter, config: dict[str, Any], merged: bool) -
         writer.add_expert_group_used_count(config["topk_group"])
     if not merged:  # as older files have it
         kind = gguf.ExpertGatingFuncType
-        writer.add_expert_gating_func(kind.SIGMOID if config["model_type"] == "deepseek_v3" else kind.SOFTMAX)
+        writer.add_expert_gating_func(kind.SOFTMAX if config["model_type"] == "deepseek_v2" else kind.SIGMOID)
     if sharpness := config["rope_parameters"].get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * sharpness)
 
@@ -189,8 +202,9 @@ OWN_SIZES = {
     "gpt_oss": _gpt_oss_sizes,
     "deepseek_v2": _deepseek2_sizes,
     "deepseek_v3": _deepseek2_sizes,
+    "glm4_moe_lite": _deepseek2_sizes,
 }
-CONVERTED = ("gpt_oss", "deepseek_v2", "deepseek_v3")
+CONVERTED = ("gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 """Model types with tensors that are stored under other names or in parts."""
 
 
@@ -224,13 +238,14 @@ def _converted(
 def _stored(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """A tensor as files have it."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    module = name.split(".")[-2]
-    if config["model_type"] == "llama" and module in heads:
+    module = name.split(".")[-2] if "." in name else name
+    own = CONVERSIONS.get(config["model_type"])
+    if (config["model_type"] == "llama" or (own and own.is_permuted)) and module in heads:
         halves = tensor.unflatten(0, (heads[module], 2, -1))  # the halves of each head take turns
         return halves.transpose(1, 2).flatten(0, 2)
     if config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
         return tensor + 1
-    if "linear_num_key_heads" in config:
+    if "linear_num_key_heads" in config and own is None:
         return _stored_hybrid(name, tensor, config)
     return tensor
 

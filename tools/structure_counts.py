@@ -51,7 +51,7 @@ EXTENSIONS = {
         "functions/reference/quantized.py",
     ),
     "Hugging Face directories": ("weights/hugging_face/*.py",),
-    "GGUF": ("weights/gguf/*.py",),
+    "GGUF": ("weights/gguf/*.py", "weights/gguf/families/*.py"),
     "weights on disk": tuple(
         f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve", "hubs")
     ),

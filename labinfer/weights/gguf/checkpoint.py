@@ -19,17 +19,18 @@ from labinfer.weights.formats.format import Formats, MatrixForm
 from labinfer.weights.formats.settings import spellings
 from labinfer.weights.gguf.blocks import decode_values
 from labinfer.weights.gguf.config import gguf_config
-from labinfer.weights.gguf.families import GgufFamily, read_family
+from labinfer.weights.gguf.family import GgufFamily, Halves
 from labinfer.weights.gguf.file import GgufFile
 from labinfer.weights.gguf.forms import GgufForm, make_formats, put_codes, take
 from labinfer.weights.gguf.header import GgufTensor
 from labinfer.weights.gguf.joins import JOINS, Joined, halves
 from labinfer.weights.gguf.orders import Order, RotatedPairs, TiledHeads
+from labinfer.weights.gguf.registry import read_family
 from labinfer.weights.loading import LoadFunctions
 from labinfer.weights.slices import MatrixSlice, TensorSlice, WeightSlice
 from labinfer.weights.tensor_files import SHORTEST_GAP
 
-CONFIG_TENSORS = ("rope_freqs.weight",)
+CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the config rather than the weights: scaling factors of RoPE frequencies."""
 
 
@@ -58,9 +59,11 @@ class _Contents:
     def __init__(self, file: GgufFile):
         _, family = read_family(file)
         config = gguf_config(file)
-        num_layers, stored = config["num_hidden_layers"], file.tensors.items()
-        self.tensors = {family.name(name, num_layers): tensor for name, tensor in stored if name not in CONFIG_TENSORS}
-        _split_gate_up(self.tensors)
+        num_layers = config["num_hidden_layers"]
+        stored = {name: tensor for name, tensor in file.tensors.items() if name not in CONFIG_TENSORS}
+        for fused in family.halves:
+            _split_halves(fused, stored, config.get(fused.count, 0))
+        self.tensors = {family.name(name, num_layers): tensor for name, tensor in stored.items()}
         self.joined = _join(family, self.tensors, num_layers)
         orders = _make_orders(config)
         self.orders = {module: orders[name] for module, name in family.orders.items()}
@@ -207,18 +210,22 @@ class GgufCheckpoint:
 
 
 CHANGES = {"less one": lambda values: values - 1, "log of negated": lambda values: values.neg().log()}
-"""Functions that change a tensor's values, by their names in ``families.Change``."""
+"""Functions that change a tensor's values, by their names in ``family.Change``."""
 
 
-def _split_gate_up(tensors: dict[str, GgufTensor]) -> None:
-    """Replace tensors that fuse gate and up of the experts by two tensors. A fused tensor that cannot be halved, or whose parts
+def _split_halves(pair: Halves, tensors: dict[str, GgufTensor], count: int) -> None:
+    """Replace tensors that fuse the two modules of ``pair`` by two tensors. A fused tensor that cannot be halved, or whose parts
     exist separately, too, is left, and later refused as unexpected.
+
+    Args:
+        tensors: tensors by the file's names.
+        count: number of pieces of each tensor that are halved; 0 for the first dimension.
 
     Source: ggml-org/llama.cpp, convert_hf_to_gguf.py: ``--fuse-gate-up-exps``.
     """
-    for name in [name for name in tensors if ".mlp.experts.gate_up_proj." in name]:
-        names = [name.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj")]
-        parts = halves(tensors[name])
+    for name in [name for name in tensors if f".{pair.fused}." in name]:
+        names = [name.replace(pair.fused, part) for part in (pair.first, pair.second)]
+        parts = halves(tensors[name], count)
         if parts is not None and not any(part in tensors for part in names):
             del tensors[name]
             tensors.update(zip(names, parts, strict=True))
@@ -244,7 +251,7 @@ def _join(family: GgufFamily, tensors: dict[str, GgufTensor], num_layers: int) -
 
 
 def _make_orders(config: dict[str, Any]) -> dict[str, Order]:
-    """Row orders for a model with the sizes in ``config``, by their names in ``families.Order``."""
+    """Row orders for a model with the sizes in ``config``, by their names in ``family.Order``."""
     head_size = config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"])
     orders: dict[str, Order] = {"rotated pairs": RotatedPairs(head_size)}
     if "linear_num_key_heads" in config:

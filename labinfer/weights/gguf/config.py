@@ -12,9 +12,10 @@ from collections import Counter
 from typing import Any
 
 from labinfer.base.errors import UserError
-from labinfer.weights.gguf.families import INNER_SIZE, read_family
 from labinfer.weights.gguf.file import GgufFile
 from labinfer.weights.gguf.header import GgufTensor
+from labinfer.weights.gguf.parts import INNER_SIZE
+from labinfer.weights.gguf.registry import read_family
 
 SIZES = {
     "hidden_size": "embedding_length",
@@ -41,6 +42,8 @@ HARMONY_ENDS = ("<|return|>", "<|call|>")
 """Texts of the end tokens of gpt-oss."""
 CONTROL = 3
 """Value of ``tokenizer.ggml.token_type`` for control tokens."""
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""Tensors with LongRoPE's factors."""
 MAX_BLOCKS = 1024
 MAX_FLOATS = 1 << 12
 """Maximum number of elements of a tensor that belongs to the config."""
@@ -77,8 +80,11 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     has_latents = f"{prefix}.attention.kv_lora_rank" in file  # latent attention takes its head sizes from other keys
     for key, name in (SIZES | dict(family.sizes)).items():
         values[key] = file.size(f"{prefix}.{name}")
+    if family.has_draft_layers:
+        values["num_nextn_predict_layers"] = drafts
+    left_out = {*family.sizes_by_layer, *(("head_dim",) if has_latents else ())}
     for key, name in OPTIONAL_SIZES.items():
-        if f"{prefix}.{name}" in file and not (has_latents and key == "head_dim"):
+        if f"{prefix}.{name}" in file and key not in left_out:
             values[key] = file.size(f"{prefix}.{name}")
     if INNER_SIZE in values:
         values["linear_value_head_dim"] = values[INNER_SIZE] // max(1, values["linear_num_value_heads"])
@@ -139,6 +145,17 @@ def _rope(file: GgufFile, prefix: str, head_size: int) -> dict[str, Any]:
             "long_factor": factors,
             "attention_factor": 1.0,
         }
+    if LONG_FACTORS in file.tensors and SHORT_FACTORS in file.tensors:
+        rope |= {
+            "rope_type": "longrope",
+            "short_factor": _read_floats(file, file.tensors[SHORT_FACTORS]),
+            "long_factor": _read_floats(file, file.tensors[LONG_FACTORS]),
+        }
+        if f"{prefix}.rope.scaling.attn_factor" in file:
+            rope["attention_factor"] = file.get(f"{prefix}.rope.scaling.attn_factor", float)
+        if (length := f"{prefix}.rope.scaling.original_context_length") in file:
+            rope["original_max_position_embeddings"] = file.size(length)
+        return rope
     if kind == "none":
         return rope
     if file.get(f"{prefix}.rope.scaling.attn_factor", float, 1.0) != 1.0:

@@ -108,6 +108,11 @@ class GgufFile:
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
+    @property
+    def prefix(self) -> str:
+        """``general.architecture``, the first part of the architecture's metadata keys."""
+        return self.get("general.architecture", str)
+
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Metadata value of a key, or ``default``.
 
@@ -142,6 +147,20 @@ class GgufFile:
             if len(set(numbers)) > 1:
                 raise UserError(f"{self.path}: {key} differs between layers, which is not supported") from None
             return numbers[0]
+
+    def sizes_by_layer(self, key: str, num_layers: int) -> list[int]:
+        """Integer of a key for each layer. The value may also be one number for all layers.
+
+        Raises:
+            UserError: the key is missing, or is not an integer or a list of at least ``num_layers`` integers.
+        """
+        if key not in self:
+            self.get(key, int)
+        numbers = self.numbers(key)
+        numbers = numbers * num_layers if len(numbers) == 1 else numbers[:num_layers]
+        if len(numbers) != num_layers or any(type(number) is not int for number in numbers):
+            raise UserError(f"{self.path}: {key} should be an integer, or a list of {num_layers} integers")
+        return numbers
 
     def numbers(self, key: str) -> list[int | float | bool]:
         """Array of numbers (a single number becomes a list of one); empty if the key is missing.

@@ -72,23 +72,29 @@ class Heads(Joined):
 
 
 JOINS: dict[str, type[Joined]] = {"interleaved": InterleavedColumns, "heads": Heads}
-"""Ways to join two stored tensors, by their names in ``families.Join``."""
+"""Ways to join two stored tensors, by their names in ``family.Join``."""
 
 
-def halves(tensor: GgufTensor) -> tuple[GgufTensor, GgufTensor] | None:
+def halves(tensor: GgufTensor, count: int = 0) -> tuple[GgufTensor, GgufTensor] | None:
     """First and second halves of every matrix of a stack (along its rows), or of every vector; None if it cannot be halved.
 
     Args:
-        tensor: (count, rows, inputs) or (count, elements).
+        tensor: (count, rows, inputs) or (count, elements); or a matrix (count * rows, inputs), if ``count`` is given. The halves of a
+            matrix are matrices.
+        count: number of groups of rows in a matrix; 0 if the tensor is a stack.
     """
-    if len(tensor.shape) not in (2, 3):
+    shape = tensor.shape
+    if count and len(shape) == 2 and shape[0] % count == 0:
+        shape = (count, shape[0] // count, shape[1])
+    elif count or len(shape) not in (2, 3):
         return None
-    count, size, *inputs = tensor.shape
+    pieces, size, *inputs = shape
     middle = size // 2
-    if size % 2 or (count, middle, *inputs)[-1] % tensor.type.size:
+    if size % 2 or (pieces, middle, *inputs)[-1] % tensor.type.size:
         return None
-    pitch = math.prod(tensor.shape[1:-1]) * tensor.row_bytes
-    half = replace(tensor, shape=(count, middle, *inputs), rows_together=middle if inputs else 1, pitch=pitch)
+    pitch = math.prod(shape[1:-1]) * tensor.row_bytes
+    own = (pieces * middle, *inputs) if count else (pieces, middle, *inputs)
+    half = replace(tensor, shape=own, rows_together=middle if inputs else 1, pitch=pitch)
     return (
         replace(half, name=f"{tensor.name}[:, :{middle}]"),
         replace(half, name=f"{tensor.name}[:, {middle}:]", position=tensor.position + pitch // 2),

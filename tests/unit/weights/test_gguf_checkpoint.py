@@ -299,7 +299,12 @@ def test_sampling_is_what_the_file_recommends(tmp_path):
 
 
 REFUSED = {
-    "architecture": ("mamba", {}, "architecture 'mamba' of GGUF files is not supported; supported are llama, qwen2"),
+    "architecture": ("mamba", {}, "architecture 'mamba' of GGUF files is not supported; supported are llama, "),
+    "mmproj": (
+        "clip",
+        {},
+        r"a\.gguf is an encoder of images or audio \(mmproj\), not a model; give --model the model's own",
+    ),
     "experts": ("llama", {"add_expert_count": 8}, "architecture 'llama' with experts is not supported"),
     "rope": (
         "qwen2",

@@ -140,3 +140,47 @@ def test_what_no_such_model_has_is_refused(tmp_path, architecture, sizes, compla
     with pytest.raises(UserError, match=complaint) as refusal:
         config(tmp_path, architecture, **sizes)
     assert "\n" not in str(refusal.value)
+
+
+GEMMA4 = {
+    "add_sliding_window": 128,
+    "add_sliding_window_pattern": [True] * 6 + [False],
+    "add_key_length": 32,
+    "add_value_length": 32,
+    "add_head_count_kv": [2] * 6 + [1],
+    "add_feed_forward_length": [48] * 7,
+    "add_shared_kv_layers": 3,
+}
+WRONG = {
+    "pattern": ("gemma4", GEMMA4 | {"add_sliding_window_pattern": [True]}, "should have a flag for each of 7 layers"),
+    "columns": ("gemma4", GEMMA4 | {"add_feed_forward_length": [48] * 5 + [96] * 2}, "the last 3 have twice the size"),
+    "heads": ("gemma4", GEMMA4 | {"add_head_count_kv": [2] * 3}, "should be an integer, or a list of 7 integers"),
+    "part": ("gemma4", GEMMA4 | {"add_rope_dimension_count_swa": 8}, "dimension_count_swa 8 differs"),
+    "rope": ("gemma4", GEMMA4, r"has no tensor rope_freqs\.weight"),
+    "vision": ("glm4", {"add_rope_dimension_sections": [8, 12, 12, 0]}, "is a GLM-4V"),
+    "scores": (
+        "minimax-m2",
+        {
+            "add_expert_count": 4,
+            "add_expert_used_count": 2,
+            "add_expert_feed_forward_length": 32,
+            "add_expert_gating_func": ExpertGatingFuncType.SOFTMAX,
+        },
+        r"expert_gating_func 1 is not supported; only 2 \(sigmoid\) is",
+    ),
+}
+
+
+@pytest.mark.parametrize(("architecture", "sizes", "complaint"), WRONG.values(), ids=WRONG)
+def test_values_that_no_config_can_have_are_refused(tmp_path, architecture, sizes, complaint):
+    with pytest.raises(UserError, match=complaint) as refusal:
+        config(tmp_path, architecture, **sizes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_projections_that_early_files_of_qwen3_next_have_are_refused(tmp_path):
+    delta = ("conv_kernel", "group_count", "time_step_rank", "state_size", "inner_size")
+    experts = ("count", "used_count", "feed_forward_length", "shared_feed_forward_length")
+    sizes = {f"add_ssm_{name}": 4 for name in delta} | {f"add_expert_{name}": 4 for name in experts}
+    with pytest.raises(UserError, match="has tensors ssm_in of an early version"):
+        config(tmp_path, "qwen3next", ("blk.0.ssm_in.weight",), **sizes, add_full_attention_interval=4)

@@ -1,0 +1,1 @@
+"""GGUF families: one file for each group of related architectures, with its ``FAMILIES`` by ``general.architecture``."""
