@@ -36,6 +36,8 @@ from transformers import (
     LlamaConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
+    MiniMaxM3VLConfig,
+    MiniMaxM3VLTextConfig,
     Ministral3Config,
     MinistralConfig,
     Mistral3Config,
@@ -164,6 +166,7 @@ KIMI_VISION = {
     "pos_emb_height": 4,
     "pos_emb_width": 4,
 }
+MINIMAX_VISION = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 WINDOW_8 = {"use_sliding_window": True, "sliding_window": 8}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 MOE = {"moe_intermediate_size": 44, "num_experts_per_tok": 3}
@@ -373,6 +376,24 @@ CONFIGS = {
     ),
     "exaone4": lambda: Exaone4Config(**FAMILY_SHAPE, **WINDOW),
     "apertus": lambda: ApertusConfig(**FAMILY_SHAPE, attention_bias=True),
+    "minimax-m3": lambda: MiniMaxM3VLTextConfig(
+        **FAMILY_SHAPE | {"intermediate_size": 44},
+        dense_intermediate_size=112,
+        shared_intermediate_size=50,
+        num_local_experts=7,
+        num_experts_per_tok=3,
+        swiglu_limit=1.0,
+        partial_rotary_factor=0.5,
+        mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+        layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "full_attention"],
+        index_n_heads=5,
+        index_block_size=16,
+        index_topk_blocks=10,
+        index_head_dim=16,
+    ),
+    "minimax-m3-pictures": lambda: MiniMaxM3VLConfig(
+        text_config=CONFIGS["minimax-m3"]().to_dict(), vision_config=MINIMAX_VISION, projector_hidden_size=16
+    ),
     "gpt-oss": lambda: GptOssConfig(
         **FAMILY_SHAPE | {"intermediate_size": 44},
         sliding_window=8,
@@ -401,7 +422,7 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
-FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus")
+FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3")
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(

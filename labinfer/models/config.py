@@ -254,22 +254,24 @@ def read_windows(file: ConfigFile, window: int, default: Callable[[int], str]) -
     return tuple(window if kind == SLIDING else 0 for kind in types)
 
 
-def read_layer_types(file: ConfigFile, known: Sequence[str], default: Callable[[int], str]) -> list[str]:
-    """Type of each layer.
+def read_layer_types(
+    file: ConfigFile, known: Sequence[str], default: Callable[[int], str], key: str = "layer_types"
+) -> list[str]:
+    """Type of each layer, a list under ``key``.
 
     Args:
         known: layer types that the family supports.
-        default: type of layer n if ``layer_types`` is missing.
+        default: type of layer n if the list is missing.
 
     Raises:
-        UserError: ``layer_types`` does not name a type in ``known`` for each layer.
+        UserError: the list does not name a type in ``known`` for each layer.
     """
     num_layers = file.size("num_hidden_layers")
-    types = file.values.get("layer_types")
+    types = file.values.get(key)
     if types is None:
         types = [default(layer) for layer in range(num_layers)]
     file.require(
         isinstance(types, list) and len(types) == num_layers and all(kind in known for kind in types),
-        f"layer_types should be a list of {num_layers} times {' or '.join(known)}, not {types!r:.80}",
+        f"{key} should be a list of {num_layers} times {' or '.join(known)}, not {types!r:.80}",
     )
     return types

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labinfer.models.config import ModelConfig, read_model
+from labinfer.models.config import ModelConfig, read_layer_types, read_model
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.families.deepseek_v2 import read_latent_layers
 from labinfer.models.families.deepseek_v3 import read_biased_router
@@ -31,11 +31,7 @@ class Glm4MoeLiteForCausalLM(MTPDecoder):
 
 def _read_dense_layers(file: ConfigFile) -> list[int]:
     """Indices of the layers without experts: from ``mlp_layer_types``, or the first ``first_k_dense_replace``."""
-    num_layers, types = file.size("num_hidden_layers"), file.values.get("mlp_layer_types")
-    if types is None:
+    if file.values.get("mlp_layer_types") is None:
         return list(range(file.get("first_k_dense_replace", int, 1)))
-    file.require(
-        isinstance(types, list) and len(types) == num_layers and all(kind in (DENSE, SPARSE) for kind in types),
-        f"mlp_layer_types should be a list of {num_layers} times {DENSE} or {SPARSE}, not {types!r:.80}",
-    )
+    types = read_layer_types(file, (DENSE, SPARSE), lambda n: SPARSE, "mlp_layer_types")
     return [layer for layer, kind in enumerate(types) if kind == DENSE]

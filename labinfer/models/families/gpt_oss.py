@@ -54,15 +54,23 @@ class GptOssForCausalLM(Decoder):
             scores="chosen",
             bias_dims=1,
         )
-        gate = ClampedGateConfig(
-            alpha=_positive(file, "swiglu_alpha", 1.702), limit=_positive(file, "swiglu_limit", 7.0)
-        )
+        gate = read_clamped_gate(file)
         columns = read_gated_mlp(file).intermediate_size
         mixture = MixtureConfig(router=router, intermediate_size=columns, gate=gate)
         window = file.size("sliding_window", 128)
         windows = read_windows(file, window, lambda n: FULL if n % 2 else SLIDING)
         layers = [LayerConfig(mixer=read_attention(file, window=w, sinks=True), mlp=mixture) for w in windows]
         return read_model(file, layers)
+
+
+def read_clamped_gate(file: ConfigFile, *, has_biases: bool = True) -> ClampedGateConfig:
+    """Clamped activation of the experts.
+
+    Raises:
+        UserError: a parameter is not a number above 0.
+    """
+    alpha, limit = _positive(file, "swiglu_alpha", 1.702), _positive(file, "swiglu_limit", 7.0)
+    return ClampedGateConfig(alpha=alpha, limit=limit, has_biases=has_biases)
 
 
 def _positive(file: ConfigFile, key: str, default: float) -> float:

@@ -24,7 +24,7 @@ CANNOT_MATTER = {
     "image_size in_channels layer_norm_eps mm_embed_dim mm_posemb_size mm_tokens_per_image model_patch_size num_heads "
     "num_position_embeddings out_hidden_size output_proj_dims patch_size pooling_kernel_size position_embedding_size "
     "residual_weight spatial_merge_size standardize subsampling_conv_channels temporal_patch_size use_clipped_linears "
-    "vision_config text_config",
+    "vision_config text_config merged_hidden_size num_channels projector_hidden_size",
     "methods, properties and attributes of classes, which are no keys of config.json": "get get_text_config "
     "standardize_rope_params validate_rope nested_rope_parameter_keys default_theta default_rope_type is_heterogeneous "
     "ignore_keys_at_rope_validation kv_sharing_modes number_of_conv_states logits_scaling convert_rope_params_to_dict",
@@ -52,6 +52,9 @@ CANNOT_MATTER_IN = {
     "original_max_position_embeddings": ("rope parameters by type of layers have their own", "gemma4"),
     "n_group": ("greedy choice has no groups", "deepseek-v2-lite"),
     "topk_group": ("greedy choice has no groups", "deepseek-v2-lite"),
+    "index_head_dim": ("without a choice of blocks there is no indexer", "minimax-m3"),
+    "index_n_heads": ("as index_head_dim", "minimax-m3"),
+    "index_local_blocks": ("as index_head_dim", "minimax-m3"),
     "max_window_layers": ("without use_sliding_window it changes nothing", "qwen3-next qwen3.5"),
 }
 """Names by the reason why they cannot matter in some kinds of checkpoints, and parts of the names of these kinds."""

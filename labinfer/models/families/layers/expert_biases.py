@@ -20,15 +20,17 @@ FILLED = 32
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedGateConfig:
-    """Experts with biases and a clamped activation, see ``ClampedGate``. The checkpoint stores the experts' matrices transposed, with gate and
-    up columns interleaved."""
+    """Clamped activation of experts, see ``ClampedGate``."""
 
     alpha: float
     limit: float
+    has_biases: bool = True
+    """Whether the experts have biases (gpt-oss). Their checkpoints store the experts' matrices transposed, with gate and up columns
+    interleaved."""
 
 
 class ExpertBiases(WeightedModule):
-    """Biases from ``mlp.experts.gate_up_proj_bias`` and ``mlp.experts.down_proj_bias``, in float32.
+    """Biases from ``mlp.experts.gate_up_proj_bias`` and ``mlp.experts.down_proj_bias``, in float32; zeros without ``config.has_biases``.
 
     Args:
         sizes: number of experts, columns of each, and outputs; unsharded.
@@ -47,6 +49,8 @@ class ExpertBiases(WeightedModule):
         self.gate: ClampedGate | None = None
 
     def slices(self, prefix: str) -> Iterator[WeightSlice]:
+        if not self._config.has_biases:
+            return
         count, columns, outputs = self._sizes
         prefix, (begin, end) = without_segment(prefix), self._columns
         gate_up, down = {"ranges": (self._experts, (2 * begin, 2 * end))}, {"ranges": (self._experts,)}
@@ -56,6 +60,8 @@ class ExpertBiases(WeightedModule):
         yield TensorSlice(name=f"{prefix}.down", shape=(count, outputs), destination=self.down.detach(), **down)
 
     def pack(self) -> None:
+        if not self._config.has_biases:
+            self.gate_up.zero_(), self.down.zero_()
         down_ED = self.down.detach() if self._counts else torch.zeros_like(self.down)
         filled = [filled_up(x) for x in (self.gate_up.detach()[:, ::2], self.gate_up.detach()[:, 1::2], down_ED)]
         self.gate = ClampedGate(

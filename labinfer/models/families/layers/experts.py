@@ -36,7 +36,7 @@ class RoutedExperts(WeightedModule):
     Args:
         num_experts: experts of the layer, over all ranks.
         columns: intermediate size of an expert, over all ranks.
-        gate: clamped activation of experts with biases.
+        gate: clamped activation; None for SiLU or GELU.
         gelu: whether the activation is GELU instead of SiLU.
         part: range of the sharded dimension to hold, see ``expert_shard``; None for the range of this rank.
     """
@@ -59,7 +59,7 @@ class RoutedExperts(WeightedModule):
         self._hidden_size, self._dtype = hidden_size, ctx.dtype
         part = part or expert_shard(num_experts, columns, ctx)(ctx.tp.size, ctx.tp.rank)
         self._range, self._columns = (part, (0, columns)) if ctx.experts == "whole" else ((0, num_experts), part)
-        self._is_transposed, self.biases, self._gelu = gate is not None, None, gelu
+        self._is_transposed, self.biases, self._gelu = gate is not None and gate.has_biases, None, gelu
         if gate is not None:
             sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
             self.biases = ExpertBiases(gate, sizes, *parts, counts=self._columns[0] == 0)

@@ -32,7 +32,7 @@ class MixtureConfig:
     """Whether the shared expert is weighted by a sigmoid gate."""
 
     gate: ClampedGateConfig | None = None
-    """Clamped activation of experts with biases; None for SiLU without biases."""
+    """Clamped activation of the routed experts; None for SiLU."""
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = False
     num_sums: ClassVar[int] = 1
