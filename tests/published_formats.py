@@ -245,6 +245,77 @@ def fp8(
     return config | block, store
 
 
+FLOATS_4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).repeat(2).double() * torch.tensor([1.0] * 8 + [-1.0] * 8)
+"""The numbers of e2m1, sign last."""
+
+
+def floats4(group: int, *, whole: float = 1.0, is_modelopt: bool = False, as_bytes: bool = False):
+    """NVFP4 with groups of 16, or MXFP4 with groups of 32.
+
+    Args:
+        whole: the scale of the matrix.
+        as_bytes: whether the scales of groups are stored as bytes.
+    """
+
+    def store(outputs: int, inputs: int):
+        codes = torch.randint(0, 16, (outputs, inputs))
+        if group == 16:
+            stored, scales = float8(outputs, inputs // group)
+            stored = (stored.view(torch.uint8) & 127).view(torch.float8_e4m3fn)
+            scale = torch.tensor([whole])
+            scales = scales.abs().float() * scale if is_modelopt else scales.abs().float() / scale
+            names = {"weight_scale_2": scale, "input_scale": torch.rand(1)}
+            if not is_modelopt:
+                names = {"weight_global_scale": scale, "input_global_scale": torch.rand(1)}
+        else:
+            exponents = torch.randint(110, 125, (outputs, inputs // group))
+            stored, scales = exponents.to(torch.uint8).view(torch.float8_e8m0fnu), 2.0 ** (exponents.double() - 127)
+            names = {}
+        halves = codes.to(torch.uint8)
+        tensors = {
+            "weight" if is_modelopt else "weight_packed": halves[:, 0::2] | halves[:, 1::2] << 4,
+            "weight_scale": stored.view(torch.uint8) if as_bytes else stored,
+        }
+        values = FLOATS_4[codes] * scales.double()[:, torch.arange(inputs) // group]
+        return tensors | names, values.float()
+
+    if is_modelopt:
+        ignored = ["lm_head", "*.mlp.gate"]
+        return {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ignored}, store
+    name, strategy = ("nvfp4-pack-quantized", "tensor_group") if group == 16 else ("mxfp4-pack-quantized", "group")
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
+    return compressed(name, weights), store
+
+
+def mxfp8(*, is_compressed: bool = False):
+    def store(outputs: int, inputs: int):
+        stored, values = float8(outputs, inputs)
+        exponents = torch.randint(110, 125, (outputs, inputs // 32))
+        values = values * (2.0 ** (exponents.double() - 127))[:, torch.arange(inputs) // 32]
+        scale_name = "weight_scale" if is_compressed else "weight_scale_inv"
+        return {"weight": stored, scale_name: exponents.to(torch.uint8)}, values.float()
+
+    if is_compressed:
+        weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+        return compressed("mxfp8-quantized", weights), store
+    return {"quant_method": "mxfp8", "fmt": "e4m3", "weight_block_size": [1, 32]}, store
+
+
+def _mixed_modelopt() -> Published:
+    """``quantized_layers``: k_proj is plain, gate_proj in FP8."""
+    linears = tuple(name for name in LINEARS if name != "k_proj")
+    parts = {name: "self_attn" if name in LINEARS[:4] else "mlp" for name in linears}
+    layers = {
+        f"model.layers.{layer}.{parts[name]}.{name}": {"quant_algo": "FP8" if name == "gate_proj" else "NVFP4"}
+        for layer in range(2)
+        for name in linears
+    }
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    fp8_store = fp8("tensor", scale_name="weight_scale", scale_shape=(), activation="input_scale")[1]
+    store = floats4(16, whole=2.0**-9, is_modelopt=True)[1]
+    return Published(config, store, (4, 16, False), linears=linears, others={"gate_proj": fp8_store})
+
+
 def _mixed_gptq() -> Published:
     """``dynamic``: k_proj is plain, gate_proj in 8 bits, up_proj with other groups."""
     config, store = gptq(4, 128, sym=True)
@@ -308,6 +379,13 @@ PUBLISHED: dict[str, Published] = {
     "fp8-normal": Published(*fp8("block", numbers=normal_float8), None),
     "fp8-compressed-channel": Published(*fp8("channel", is_compressed=True), None),
     "fp8-compressed-block": Published(*fp8("block", is_compressed=True), None),
+    "nvfp4": Published(*floats4(16, whole=2.0**9), (4, 16, False)),
+    "nvfp4-any-scale": Published(*floats4(16, whole=777.7), (4, 16, False), exact=False),
+    "nvfp4-modelopt": Published(*floats4(16, whole=1.375 / 512, is_modelopt=True, as_bytes=True), (4, 16, False)),
+    "nvfp4-modelopt-mixed": _mixed_modelopt(),
+    "mxfp4-packed": Published(*floats4(32), (4, 32, False)),
+    "mxfp8": Published(*mxfp8(), None),
+    "mxfp8-compressed": Published(*mxfp8(is_compressed=True), None),
 }
 """Scales of 8 bits in float32 are exact only where they are one for each output."""
 

@@ -27,7 +27,7 @@ FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 DTYPES = ("auto", *FLOAT_DTYPES)
 DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 """Short names of dtypes, each with the full name that it stands for."""
-LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "mxfp4", "gguf")
+LOADED_QUANTIZATIONS = ("awq", "gptq", "fp8", "compressed-tensors", "modelopt", "mxfp4", "mxfp8", "gguf")
 """Values of vLLM's ``--quantization`` (their prefixes) that are accepted and have no effect: a checkpoint's files tell its
 format."""
 HUB_NAMES = ("huggingface", "modelscope")

@@ -138,6 +138,8 @@ KINDS: dict[str, Kind] = {
             "gptq": "labinfer.weights.formats.gptq:read_gptq",
             "awq": "labinfer.weights.formats.awq:read_awq",
             "mxfp4": "labinfer.weights.formats.mxfp4:read_mxfp4",
+            "mxfp8": "labinfer.weights.formats.fp8:read_mxfp8",
+            "modelopt": "labinfer.weights.formats.modelopt:read_modelopt",
         },
     ),
 }

@@ -13,10 +13,12 @@ import torch
 TABLES = {
     "": (),
     "e2m1": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "nvfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
-"""Code tables of 4-bit formats: twice the values of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales; and
-the values of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Compiled functions refer to a table by its index here."""
+"""Code tables of 4-bit formats: twice the values of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales;
+those of NVFP4, with other scales; and the values of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h). Compiled functions
+refer to a table by its index here."""
 POWERS_OF_TWO = ("e2m1",)
 """Tables with power-of-two scales."""
 PACKAGE = __name__.rpartition(".")[0] + "."

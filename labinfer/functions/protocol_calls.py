@@ -38,6 +38,7 @@ FORMS = (
     QuantLayout(4, 128, has_zeros=True),
     QuantLayout(4, 32, has_minima=True),
     QuantLayout(4, 32, table="e2m1"),
+    QuantLayout(4, 16, table="nvfp4"),
     QuantLayout(5, 32, has_minima=True),
 )
 """Forms of quantized weights in checkpoints: one for each kind of code and offset."""

@@ -75,6 +75,6 @@ GroupPanelAmx among(int form) {
 GroupPanelAmx group_panel_amx(int form) {
   return among<Grouped<Uniform<4>>, Grouped<Uniform<4>, ZEROS>, Grouped<Uniform<4>, MINIMA>, Grouped<Uniform<5>>,
                Grouped<Uniform<5>, MINIMA>, Grouped<Uniform<8>>, Grouped<Uniform<8>, ZEROS>, Grouped<Uniform<8>, MINIMA>,
-               Grouped<E2m1>, Grouped<Iq4>>(form);
+               Grouped<E2m1>, Grouped<Nvfp4>, Grouped<Iq4>>(form);
 }
 #endif

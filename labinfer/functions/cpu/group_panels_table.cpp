@@ -2,5 +2,5 @@
 #include "group_panels.h"
 
 GroupPanel group_panel_table(int form, int rows) {
-  return panel_among_forms<Grouped<E2m1>, Grouped<Iq4>>(form, rows);
+  return panel_among_forms<Grouped<E2m1>, Grouped<Nvfp4>, Grouped<Iq4>>(form, rows);
 }

@@ -34,9 +34,10 @@ struct Uniform {
   static constexpr int number(int code) { return code; }
 };
 
-// MXFP4 values, doubled (OCP Microscaling Formats 1.0, 5.3.3).
-struct E2m1 {
-  static constexpr int NUMBER = 2, BITS = 4, MIDDLE = 12, SCALE_BYTES = 1, SHIFT = 0;
+// Values of MXFP4 and NVFP4, doubled (OCP Microscaling Formats 1.0, 5.3.3).
+template <int SCALE_BYTES_>
+struct Float4 {
+  static constexpr int NUMBER = SCALE_BYTES_ == 1 ? 2 : 5, BITS = 4, MIDDLE = 12, SCALE_BYTES = SCALE_BYTES_, SHIFT = 0;
 #ifdef HAS_SMALL_DOT
   using Dot = SmallDot<24>;
 #else
@@ -48,6 +49,9 @@ struct E2m1 {
   static typename Dot::Weights weights(lane_words codes) { return Dot::template weights<4>(look_up(TABLE, codes)); }
   static constexpr int number(int code) { return TABLE[code]; }
 };
+
+using E2m1 = Float4<1>;
+using Nvfp4 = Float4<2>;
 
 // Values of IQ4_NL and IQ4_XS (ggml-org/llama.cpp, ggml/src/ggml-common.h, kvalues_iq4nl).
 struct Iq4 {

@@ -100,7 +100,7 @@ struct Grouped : InputWords<typename Coding_::Dot::Input> {
 using Int4 = Grouped<Uniform<4>>;
 
 // Codings, numbered as in packed_weight.py.
-enum CodingNumber : int64_t { UNIFORM, E2M1, IQ4 };
+enum CodingNumber : int64_t { UNIFORM, E2M1, NVFP4, IQ4 };
 
 // Calls `use` with the form of grouped weights. Only uniform codes have offsets, and 5-bit codes have no zero points.
 template <typename Use>
@@ -112,6 +112,7 @@ void with_groups(int64_t inputs, int64_t group, int64_t lead, int bits, int64_t 
     else use(Grouped<Coding>{inputs, group, lead});
   };
   if (coding == E2M1) use(Grouped<E2m1>{inputs, group, lead});
+  else if (coding == NVFP4) use(Grouped<Nvfp4>{inputs, group, lead});
   else if (coding == IQ4) use(Grouped<Iq4>{inputs, group, lead});
   else if (bits == 4) with(Uniform<4>());
   else if (bits == 8) with(Uniform<8>());

@@ -113,6 +113,7 @@ struct BytesMaker {
 const ByteCoding* byte_coding(int bits, int coding, int offset) {
   if (offset == MINIMA) return nullptr;
   if (coding == E2M1) return byte_coding_for<E2m1>();
+  if (coding == NVFP4) return byte_coding_for<Nvfp4>();
   if (coding == IQ4) return byte_coding_for<Iq4>();
   if (bits == 4) return offset == ZEROS ? byte_coding_for<Uniform<4>, ZEROS>() : byte_coding_for<Uniform<4>>();
   return bits == 5 && offset == NONE ? byte_coding_for<Uniform<5>>() : nullptr;

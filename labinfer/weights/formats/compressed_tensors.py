@@ -3,7 +3,8 @@
 - ``pack-quantized``: ``weight_packed`` int32 (outputs, inputs · bits / 32), codes along the inputs, the first in the lowest bits;
   ``weight_scale`` (outputs, groups); ``weight_zero_point`` int32 (outputs · bits / 32, groups), packed along the outputs
 - ``int-quantized``: ``weight`` int8 (outputs, inputs), ``weight_scale``, ``weight_zero_point`` int8 (outputs, groups)
-- ``float-quantized``: FP8, see ``fp8.py``
+- ``float-quantized``, ``mxfp8-quantized``: FP8, see ``fp8.py``
+- ``nvfp4-pack-quantized``, ``mxfp4-pack-quantized``: floats of 4 bits, see ``float4.py``
 
 Packed values are unsigned: signed values plus 2^(bits - 1). W = (q - z) · scale.
 
@@ -16,15 +17,22 @@ import torch
 
 from labinfer.weights.codes import Codes
 from labinfer.weights.formats.coded import CodedFormat, TensorSpec, read_packed
+from labinfer.weights.formats.float4 import PACKED_MXFP4, PACKED_NVFP4
 from labinfer.weights.formats.format import Format, FormatByName, TensorReader
-from labinfer.weights.formats.fp8 import Fp8Format, read_block
+from labinfer.weights.formats.fp8 import MX_BLOCK, Fp8Format, read_block
 from labinfer.weights.formats.plain import PlainFormat
 from labinfer.weights.formats.reordered import choose_order
 from labinfer.weights.formats.settings import Settings, Targets, is_table
 from labinfer.weights.slices import MatrixSlice, Range, TensorSlice
 
 ORDER = "weight_g_idx"
-LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+FLOATS = {
+    "nvfp4-pack-quantized": (PACKED_NVFP4, 4, "tensor_group"),
+    "mxfp4-pack-quantized": (PACKED_MXFP4, 4, "group"),
+    "mxfp8-quantized": (Fp8Format(MX_BLOCK), 8, "group"),
+}
+"""Format, bits and strategy of layouts with floats in groups whose size the layout determines."""
+LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", *FLOATS)
 
 
 class PackedFormat(CodedFormat):
@@ -150,6 +158,12 @@ def _read_scheme(group: Settings, settings: Settings) -> FormatByName:
     """
     layout = (group if group.values.get("format") else settings).choose("format", LAYOUTS)
     weights = group.inner("weights")
+    if layout in FLOATS:
+        floats, bits, strategy = FLOATS[layout]
+        weights.choose("type", ("float",))
+        weights.choose("num_bits", (bits,))
+        weights.choose("strategy", (strategy,))
+        return lambda matrix: floats
     is_packed, is_float = layout == "pack-quantized", layout == "float-quantized"
     types = ("int",) if is_packed else ("float",) if is_float else ("int", "float")
     if weights.choose("type", types, "int") == "float":

@@ -30,6 +30,8 @@ ACTIVATIONS = ("input_scale", "activation_scale", "qscale_act")
 POWERS = (torch.float8_e8m0fnu, torch.uint8)
 """Dtypes of scales that are stored as exponents with a bias of 127."""
 USUAL_BLOCK = (128, 128)
+MX_BLOCK = (1, 32)
+"""Block of MXFP8 (OCP Microscaling Formats 1.0, 5.3.1), whose scales are powers of two."""
 
 
 class Fp8Format(DecodedFormat):
@@ -113,13 +115,22 @@ class Fp8Format(DecodedFormat):
         return scales[:, first // width : -(-last // width)][torch.arange(*matrix.rows) // height], width
 
 
-def read_fp8(settings: Settings) -> FormatByName:
-    """Format of each matrix of a checkpoint with ``quant_method`` fp8."""
+def read_mxfp8(settings: Settings) -> FormatByName:
+    """Format of each matrix of a checkpoint with ``quant_method`` mxfp8."""
+    return read_fp8(settings, MX_BLOCK)
+
+
+def read_fp8(settings: Settings, usual_block: tuple[int, int] = USUAL_BLOCK) -> FormatByName:
+    """Format of each matrix of a checkpoint with ``quant_method`` fp8.
+
+    Args:
+        usual_block: (outputs, inputs) of a block if the config does not declare it.
+    """
     settings.choose("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     settings.choose("activation_scheme", ("dynamic", "static"), "dynamic")
     settings.choose("expert_dtype", ("fp8",), "fp8")
     is_certain = "weight_block_size" in settings.values
-    block = read_block(settings, "weight_block_size") if is_certain else USUAL_BLOCK
+    block = read_block(settings, "weight_block_size") if is_certain else usual_block
     plain, fp8 = PlainFormat(), Fp8Format(block, is_certain)
     head = Fp8Format(block, is_certain, may_round=False)  # often unquantized although the config does not list it
     excluded = Excluded((*settings.names("modules_to_not_convert"), *settings.names("ignored_layers")))

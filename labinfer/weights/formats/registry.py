@@ -10,6 +10,7 @@ from typing import Any
 from labinfer.base.errors import UserError
 from labinfer.base.registry import REGISTRY
 from labinfer.weights.formats.format import FormatByName, Formats
+from labinfer.weights.formats.modelopt import read_own_file
 from labinfer.weights.formats.plain import plain_formats
 from labinfer.weights.formats.settings import Settings
 
@@ -36,6 +37,8 @@ def read_formats(config: Mapping[str, Any], path: Path) -> Formats:
     quantization = config.get("quantization_config")
     if quantization is None and isinstance(config.get("text_config"), dict):  # Kimi K2.5 has it in text_config
         quantization = config["text_config"].get("quantization_config")
+    if quantization is None:
+        quantization = read_own_file(Path(path).parent)
     if quantization is None:
         return plain_formats()
     method = quantization.get("quant_method") if isinstance(quantization, dict) else None

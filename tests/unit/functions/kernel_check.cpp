@@ -292,6 +292,7 @@ int main(int count, char** arguments) {
       check_groups<Uniform<8>, ZEROS>(2 * group - 1, group, extreme);
       check_groups<Uniform<8>, MINIMA>(group, group, extreme);
       check_groups<E2m1>(2 * group - 3, group, extreme);
+      check_groups<Nvfp4>(2 * group - 3, group, extreme);
       check_groups<Iq4>(2 * group - 3, group, extreme);
     }
     for (int64_t group : {32, 128, 544}) {

@@ -23,7 +23,15 @@ CPU = torch.device("cpu")
 EXPERTS, CHOSEN = 5, 3
 FORMS = [
     *((4, 32, ""), (4, 16, "zeros"), (4, 128, ""), (4, 64, "zeros"), (8, 32, ""), (8, 128, "zeros"), (8, 0, "")),
-    *((4, 32, "minima"), (8, 32, "minima"), (4, 32, "e2m1"), (4, 32, "iq4"), (5, 32, ""), (5, 64, "minima")),
+    *(
+        (4, 32, "minima"),
+        (8, 32, "minima"),
+        (4, 32, "e2m1"),
+        (4, 16, "nvfp4"),
+        (4, 32, "iq4"),
+        (5, 32, ""),
+        (5, 64, "minima"),
+    ),
 ]
 """Bits, group, and what groups have beside scales, or the table of their numbers."""
 SIZES = [(64, 32, 0), (96, 48, 16), (40, 24, 8), (33, 17, 0), (70, 130, 48), (8, 2, 5)]
@@ -238,6 +246,7 @@ OFFSETS = [
     (8, 32, "minima"),
     (8, 16, ""),
     (4, 32, "e2m1"),
+    (4, 16, "nvfp4"),
     (4, 32, "iq4"),
     (5, 32, ""),
     (5, 64, "minima"),

@@ -181,7 +181,7 @@ def coded_matrices(cpu: CpuQuantized, dtype: torch.dtype) -> dict[tuple[int, str
     forms = {(bits, kind, ""): None for bits in (4, 5, 8) for kind in ("none", "zeros", "minima")}
     del forms[5, "zeros", ""]  # no file has these
     matrices = {}
-    for bits, kind, table in (*forms, (4, "none", "e2m1"), (4, "none", "iq4")):
+    for bits, kind, table in (*forms, (4, "none", "e2m1"), (4, "none", "nvfp4"), (4, "none", "iq4")):
         scales = 2.0 ** torch.randint(-6, 0, (70, 6)) if table == "e2m1" else torch.rand(70, 6)
         offsets = {
             "zeros": torch.randint(2**bits, (70, 6), dtype=torch.uint8) if kind == "zeros" else None,
