@@ -34,6 +34,7 @@ from transformers import (
     HunYuanMoEV1Config,
     Kimi_K25Config,
     LlamaConfig,
+    MiMoV2FlashConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
     MiniMaxM3VLConfig,
@@ -394,6 +395,18 @@ CONFIGS = {
     "minimax-m3-pictures": lambda: MiniMaxM3VLConfig(
         text_config=CONFIGS["minimax-m3"]().to_dict(), vision_config=MINIMAX_VISION, projector_hidden_size=16
     ),
+    "mimo-v2": lambda: MiMoV2FlashConfig(
+        **FAMILY_SHAPE | {"head_dim": 18},
+        **MOE,
+        v_head_dim=12,
+        n_routed_experts=7,
+        sliding_window=8,
+        layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        rope_parameters={
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": fraction}
+            for kind, theta, fraction in (("full_attention", 5e6, 0.334), ("sliding_attention", 1e4, 0.667))
+        },
+    ),
     "gpt-oss": lambda: GptOssConfig(
         **FAMILY_SHAPE | {"intermediate_size": 44},
         sliding_window=8,
@@ -422,7 +435,7 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
-FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3")
+FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3", "mimo-v2")
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(
