@@ -38,11 +38,12 @@ EXTENSIONS = {
             "functions/family_protocols.py",
             "functions/delta_*.py",
             "functions/latent_*.py",
+            "functions/mamba_*.py",
         ),
         *("functions/*expert*.py", "functions/clamped_gate.py", "functions/routing_rule.py"),
         *(
             f"functions/reference/{name}.py"
-            for name in ("provider", "delta_rule", "experts", "latent_attention", "route")
+            for name in ("provider", "delta_rule", "experts", "latent_attention", "mamba", "route")
         ),
     ),
     "quantized weights": (

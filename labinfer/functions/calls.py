@@ -1,6 +1,6 @@
 """Descriptions of the function calls of a step, with the sizes of one rank, so that implementations can be timed.
 
-A layer's ``calls()`` lists its calls; calls of mixtures of experts are in ``expert_calls``, of layers with a state in ``delta_calls``.
+A layer's ``calls()`` lists its calls; calls of mixtures of experts are in ``expert_calls``, of layers with a state in ``delta_calls`` and ``mamba_calls``.
 Functions without a class here (packing, embedding, sampling, routing) are not autotuned: the reference has only one alternative, and the
 preferred implementation is always used.
 """

@@ -20,14 +20,16 @@ class CausalConvCall:
     channels: int
     width: int
     """Kernel size: tokens that each token sees, its own included."""
+    has_bias: bool = False
     target = "causal_conv"
 
     def bind(self, function: CausalConv, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch = _batch(rows, setting)
+        batch = state_batch(rows, setting)
         x_TC, weight_WC = setting.random(rows, self.channels), setting.random(self.width, self.channels).float()
         state = setting.random(len(batch.context_lens), self.width - 1, self.channels)
+        bias_C = setting.random(self.channels).float() if self.has_bias else None
         setting.fill_states(state, batch)
-        return lambda: function(x_TC, weight_WC, state, batch)
+        return lambda: function(x_TC, weight_WC, state, batch, bias_C)
 
     def work(self, rows: int, setting: CallSetting) -> Work:
         num_sequences = len(step_counts(rows))
@@ -46,7 +48,7 @@ class DeltaRuleCall:
     target = "delta_rule"
 
     def bind(self, function: DeltaRule, rows: int, setting: CallSetting) -> Callable[[], object]:
-        batch, num_heads = _batch(rows, setting), len(self.key_heads)
+        batch, num_heads = state_batch(rows, setting), len(self.key_heads)
         qkv_TC, gates_TG = setting.random(rows, self._columns), setting.random(rows, 2 * num_heads)
         state = torch.zeros(len(batch.context_lens), num_heads, self.key_size, self.value_size, device=setting.device)
         setting.fill_states(state, batch)
@@ -83,7 +85,7 @@ class GatedNormCall:
         return Work(3 * rows * self.heads * self.size * setting.dtype.itemsize, 0)
 
 
-def _batch(rows: int, setting: CallSetting) -> AttentionBatch:
+def state_batch(rows: int, setting: CallSetting) -> AttentionBatch:
     """A batch of ``rows`` tokens with a state slot for each sequence."""
     batch = setting.batch(step_counts(rows))
     return replace(batch, state_slots_B=torch.arange(len(batch.context_lens), device=setting.device))

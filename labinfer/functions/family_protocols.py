@@ -9,6 +9,7 @@ import torch
 from labinfer.functions.attention_batch import Angles, AttentionBatch
 from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.latent_cache import LatentCache, LatentTransform
+from labinfer.functions.mamba_heads import MambaHeads
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape, PackedExperts
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.routing_rule import RouterWeights
@@ -73,7 +74,12 @@ class CausalConv(Protocol):
     """Causal depthwise convolution followed by SiLU, with a state per sequence."""
 
     def __call__(
-        self, x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
+        self,
+        x_TC: torch.Tensor,
+        weight_WC: torch.Tensor,
+        state: torch.Tensor,
+        batch: AttentionBatch,
+        bias_C: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """(T, C) → (T, C) in x's dtype, contiguous.
 
@@ -82,6 +88,7 @@ class CausalConv(Protocol):
             weight_WC: float32; the last row is the tap of the current token, earlier rows those of the tokens before it.
             state: (slots, W - 1, C) in x's dtype: the last inputs of each sequence, the newest one last. Updated in place.
             batch: with ``state_slots_B``.
+            bias_C: float32; added before SiLU.
         """
 
 
@@ -121,6 +128,48 @@ class GatedNorm(Protocol):
             x_THP: contiguous.
             gate_THP: the heads of a token are contiguous; the token dimension may be strided.
             weight_P: in x's dtype.
+        """
+
+
+class SelectiveScan(Protocol):
+    """Recurrence of Mamba-2 (Dao & Gu 2024, arXiv:2405.21060) with one state matrix per head.
+
+    For the float32 state S (N × P) of a head, with ``dt = clamp(softplus(dt + bias), min_dt, max_dt)``:
+    ``S = exp(-rate * dt) S + B (dt x)``, an outer product; the output is ``C S + skip * x``. All arithmetic is in float32.
+    """
+
+    def __call__(
+        self,
+        xbc_TC: torch.Tensor,
+        dt_TH: torch.Tensor,
+        state: torch.Tensor,
+        batch: AttentionBatch,
+        heads: MambaHeads,
+    ) -> torch.Tensor:
+        """Outputs of the heads, (T, H, P) in the dtype of ``xbc_TC``.
+
+        Args:
+            xbc_TC: x of the H heads of each token (P values each), then B of each group (N values each), then C of each group;
+                contiguous.
+            dt_TH: time step of each head before bias and softplus, in the dtype of ``xbc_TC``; rows may be strided.
+            state: (slots, H, N, P) float32. Updated in place.
+            batch: with ``state_slots_B``.
+        """
+
+
+class GatedGroupNorm(Protocol):
+    """SiLU gate, then RMS norm over groups of channels."""
+
+    def __call__(
+        self, x_TD: torch.Tensor, gate_TD: torch.Tensor, weight_D: torch.Tensor, num_groups: int, eps: float
+    ) -> torch.Tensor:
+        """``v / rms(v) * weight`` for ``v = x * silu(gate)`` in float32, (T, D) in x's dtype.
+
+        Args:
+            x_TD: contiguous.
+            gate_TD: rows may be strided.
+            weight_D: in x's dtype.
+            num_groups: number of consecutive groups of D / ``num_groups`` channels; each has its own RMS.
         """
 
 

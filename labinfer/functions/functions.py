@@ -84,4 +84,6 @@ class Functions:
     causal_conv: Callable
     delta_rule: Callable
     gated_norm: Callable
+    selective_scan: Callable
+    gated_group_norm: Callable
     """The fields from ``route`` to this one are functions of ``family_protocols.py``, for layers of ``models/families``."""

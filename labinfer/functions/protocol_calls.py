@@ -25,6 +25,7 @@ from labinfer.functions.delta_calls import CausalConvCall, DeltaRuleCall, GatedN
 from labinfer.functions.draw import Draw
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.latent_calls import LatentAttentionCall, WriteLatentCall
+from labinfer.functions.mamba_calls import GatedGroupNormCall, SelectiveScanCall
 from labinfer.functions.packed_weight import PackedWeight
 from labinfer.functions.registry import VOCABULARY_INT4
 from labinfer.functions.routing_rule import RouterWeights, RoutingRule
@@ -189,8 +190,11 @@ def protocol_calls() -> Iterator[FunctionCall | PackedCall | CodedLinearCall | R
     yield PagedAttentionCall(head_ptr=(0, 7), head_size=64, window=0)
     yield PagedAttentionCall(head_ptr=(0, 2, 4), head_size=24, window=9, cap=2.0)
     yield CausalConvCall(channels=75, width=4)
+    yield CausalConvCall(channels=75, width=4, has_bias=True)
     yield DeltaRuleCall(key_heads=(0, 0, 1, 1), key_size=16, value_size=12)
     yield GatedNormCall(heads=3, size=20)
+    yield SelectiveScanCall(groups=(0, 0, 1, 1, 1), state_size=19, head_size=12)
+    yield GatedGroupNormCall(groups=3, size=20)
     yield WriteLatentCall(**LATENT)
     yield WriteLatentCall(**LATENT, interleaved=True)
     yield LatentAttentionCall(**LATENT)

@@ -37,7 +37,8 @@ REQUIRED_BY_LAYOUT = ("pack_weight", "linear", "embedding", *EXPERT_FUNCTIONS)
 """Functions that every weight layout has. The others are optional: ``gated_linear``, and ``pack_codes``, which only some checkpoints need."""
 OTHER_FUNCTIONS = (
     *("add_rms_norm", *ACTIVATIONS, *CACHE_FUNCTIONS, "causal_conv", "delta_rule"),
-    *("gated_norm", "write_latent", "latent_attention", "route", "argmax", "sample"),
+    *("gated_norm", "selective_scan", "gated_group_norm", "write_latent", "latent_attention"),
+    *("route", "argmax", "sample"),
 )
 CHOSEN_BY_SEQUENCE = ("latent_attention",)
 """Functions whose implementation is chosen per sequence, by its number of new tokens. Others are chosen by the batch's number of rows."""

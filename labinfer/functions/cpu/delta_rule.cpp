@@ -3,9 +3,9 @@
 // columns stay in its cache.
 #include <vector>
 
+#include "recurrence.h"
 #include "replay.h"
 #include "thread_pool.h"
-#include "vectors.h"
 
 namespace {
 
@@ -14,38 +14,11 @@ constexpr int ROW = REGISTERS / 4;   // column registers for a single token: two
 constexpr int FEW = PANEL / LANES;   // column registers for several tokens: those of all rows stay in the first-level cache
 constexpr float L2_EPS = 1e-6f;
 
-// Token ranges and state slots of the sequences.
-struct Sequences {
-  const int64_t *row_ptr, *context_lens, *slots;
-  int64_t count;
-
-  int64_t tokens(int64_t b) const { return row_ptr[b + 1] - row_ptr[b]; }
-  bool is_new(int64_t b) const { return context_lens[b] == tokens(b); }
-};
-
-// e^x to a few parts in ten million, because errors accumulate in the state. vectors.h has a faster version.
-inline floats precise_exponential(floats x) {
-  x = smaller(same(87.0f), larger(same(-87.0f), x));
-  floats rounded = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
-  floats whole = rounded - 12582912.0f;
-  floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts, the first of which is short
-  floats value = same(1.0f / 720.0f);  // Taylor series for |x| up to ln 2 / 2
-  value = value * rest + 1.0f / 120.0f;
-  value = value * rest + 1.0f / 24.0f;
-  value = value * rest + 1.0f / 6.0f;
-  value = value * rest + 0.5f;
-  value = value * rest + 1.0f;
-  value = value * rest + 1.0f;
-  return (floats)((words)value + ((words)rounded << 23));
-}
-
-inline floats silu(floats value) { return value / (1.0f + precise_exponential(-value)); }
-inline float silu(float value) { return value / (1.0f + std::exp(-value)); }
-
-// Causal convolution of the first `channels` of x (tokens, stride); weight (width, channels); state (slots, width - 1, channels).
+// Causal convolution of the first `channels` of x (tokens, stride); weight (width, channels); bias (channels) or null; state (slots,
+// width - 1, channels).
 template <typename T>
-void convolve(const T* x, int64_t stride, const float* weight, T* state, const Sequences& all, T* out, int64_t channels,
-              int64_t width, int threads) {
+void convolve(const T* x, int64_t stride, const float* weight, const float* bias, T* state, const Sequences& all, T* out,
+              int64_t channels, int64_t width, int threads) {
   int64_t pieces = (channels + CHANNELS - 1) / CHANNELS, past = width - 1;
   for_each(threads, all.count * pieces, [&](int64_t item) {
     int64_t b = item / pieces, first = item % pieces * CHANNELS, size = std::min(CHANNELS, channels - first);
@@ -59,13 +32,13 @@ void convolve(const T* x, int64_t stride, const float* weight, T* state, const S
       T* to = out + (all.row_ptr[b] + n) * channels + first;
       int64_t c = 0;
       for (; c + WIDTH <= size; c += WIDTH) {
-        floats total{};
+        floats total = bias ? load<floats>(bias + first + c) : floats{};
         for (int64_t w = 0; w < width; ++w)
           total += load<floats>(weight + w * channels + first + c) * load_floats(input(n - past + w) + c);
         store_floats(to + c, silu(total));
       }
       for (; c < size; ++c) {
-        float total = 0;
+        float total = bias ? bias[first + c] : 0;
         for (int64_t w = 0; w < width; ++w)
           total += weight[w * channels + first + c] * as_float(input(n - past + w)[c]);
         set(to[c], silu(total));
@@ -249,10 +222,11 @@ void norm_and_gate(const T* x, const T* gate, int64_t stride, const T* weight, T
 extern "C" {
 
 #define OF_TYPE(T, NAME)                                                                                               \
-  void causal_conv_##NAME(const T* x, const float* weight, T* state, const int64_t* row_ptr,                           \
+  void causal_conv_##NAME(const T* x, const float* weight, const float* bias, T* state, const int64_t* row_ptr,        \
                           const int64_t* context_lens, const int64_t* slots, T* out, int64_t sequences,                \
                           int64_t stride, int64_t channels, int64_t width, int threads) {                              \
-    convolve(x, stride, weight, state, {row_ptr, context_lens, slots, sequences}, out, channels, width, threads);      \
+    Sequences all{row_ptr, context_lens, slots, sequences};                                                            \
+    convolve(x, stride, weight, bias, state, all, out, channels, width, threads);                                      \
   }                                                                                                                    \
   void delta_rule_##NAME(const T* qkv, const T* gates, const float* rate, const float* bias,                           \
                          const int64_t* key_heads, float* state, const int64_t* row_ptr, const int64_t* context_lens,  \

@@ -31,12 +31,18 @@ class CpuDeltaRule:
         return getattr(self._library, f"{name}_{str(dtype).removeprefix('torch.')}")
 
     def causal_conv(
-        self, x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
+        self,
+        x_TC: torch.Tensor,
+        weight_WC: torch.Tensor,
+        state: torch.Tensor,
+        batch: AttentionBatch,
+        bias_C: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out_TC = x_TC.new_empty(x_TC.shape)
         self._compiled("causal_conv", x_TC.dtype)(
             x_TC.data_ptr(),
             weight_WC.data_ptr(),
+            None if bias_C is None else bias_C.data_ptr(),
             state.data_ptr(),
             *_addresses(batch),
             out_TC.data_ptr(),

@@ -147,9 +147,11 @@ def load(compiled: ctypes.CDLL) -> Library:
         arguments[f"write_latent_{dtype}"] = [pointer] * 8 + [size] * 6 + [real] + [count] * 3
         arguments[f"absorb_queries_{dtype}"] = [pointer] * 3 + [size] * 6 + [count]
         arguments[f"expand_values_{dtype}"] = [pointer] * 3 + [size] * 5 + [count]
-        arguments[f"causal_conv_{dtype}"] = [pointer] * 7 + [size] * 4 + [count]
+        arguments[f"causal_conv_{dtype}"] = [pointer] * 8 + [size] * 4 + [count]
         arguments[f"delta_rule_{dtype}"] = [pointer] * 10 + [size] * 5 + [count]
         arguments[f"gated_norm_{dtype}"] = [pointer] * 4 + [size] * 4 + [real, count]
+        arguments[f"selective_scan_{dtype}"] = [pointer] * 11 + [size] * 6 + [real] * 2 + [count]
+        arguments[f"gated_group_norm_{dtype}"] = arguments[f"gated_norm_{dtype}"]
     for dtype in ("float32", "float16"):
         arguments[f"pack_{dtype}"] = arguments["pack_weight"]
         arguments[f"linear_{dtype}"], arguments[f"sum_linear_{dtype}"] = arguments["linear"], arguments["sum_linear"]

@@ -18,6 +18,7 @@ from labinfer.functions.cpu.floats import CpuFunctions
 from labinfer.functions.cpu.graph import CpuCapture
 from labinfer.functions.cpu.latent import CpuLatent
 from labinfer.functions.cpu.loading import CpuLoading
+from labinfer.functions.cpu.mamba import CpuMamba
 from labinfer.functions.cpu.measure_roofline import measure_roofline
 from labinfer.functions.cpu.packed12 import CpuPacked12
 from labinfer.functions.cpu.quantized import CpuQuantized
@@ -96,6 +97,7 @@ class CpuProvider(Provider):
         _add(registry, {"route": CpuRouting(self._library).route}, name="cpu", dtypes=CpuRouting.dtypes)
         _add(registry, CpuSampling(self._library).calls(), name="cpu", dtypes=CpuSampling.dtypes)
         _add(registry, CpuDeltaRule(self._library).calls(), name="cpu", dtypes=CpuDeltaRule.dtypes)
+        _add(registry, CpuMamba(self._library).calls(), name="cpu", dtypes=CpuMamba.dtypes)
         codes = {
             "pack_codes": quantized.pack_codes,
             "linear": quantized.linear,

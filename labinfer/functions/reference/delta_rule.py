@@ -19,14 +19,18 @@ L2_EPS = 1e-6
 
 
 def causal_conv(
-    x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
+    x_TC: torch.Tensor,
+    weight_WC: torch.Tensor,
+    state: torch.Tensor,
+    batch: AttentionBatch,
+    bias_C: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolve each sequence's rows, preceded by the inputs in its state, and store its last inputs as the new state."""
     out_TC = x_TC.new_empty(x_TC.shape)
     weight_C1W = weight_WC.t().unsqueeze(1)
-    for rows_BN, slots_B, before in _groups(state, batch):
+    for rows_BN, slots_B, before in by_length(state, batch):
         inputs_BSC = torch.cat((before, x_TC[rows_BN]), dim=1)
-        mixed_BCN = F.conv1d(inputs_BSC.float().transpose(1, 2), weight_C1W, groups=x_TC.shape[1])
+        mixed_BCN = F.conv1d(inputs_BSC.float().transpose(1, 2), weight_C1W, bias_C, groups=x_TC.shape[1])
         out_TC[rows_BN] = F.silu(mixed_BCN).transpose(1, 2).to(x_TC.dtype)
         state[slots_B] = inputs_BSC[:, rows_BN.shape[1] :]
     return out_TC
@@ -48,7 +52,7 @@ def delta_rule(
     b_TH, a_TH = gates_TG.float().chunk(2, dim=1)
     beta_TH, log_decay_TH = b_TH.sigmoid(), -heads.rate_H * F.softplus(a_TH + heads.bias_H)
     out_THP = qkv_TC.new_empty(v_THP.shape)
-    for rows_BN, slots_B, before in _groups(state, batch):
+    for rows_BN, slots_B, before in by_length(state, batch):
         form = recurrent if rows_BN.shape[1] == 1 else chunked
         inputs = RuleInputs(*(x[rows_BN].transpose(1, 2) for x in (q_THP, k_THP, v_THP, beta_TH, log_decay_TH)))
         out_BHNP, state[slots_B] = form(inputs, before)
@@ -119,7 +123,7 @@ def _select_heads(x_TKP: torch.Tensor, key_heads_H: torch.Tensor) -> torch.Tenso
     return torch.stack([x_TKP[:, head] for head in key_heads_H.tolist()], dim=1)
 
 
-def _groups(state: torch.Tensor, batch: AttentionBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def by_length(state: torch.Tensor, batch: AttentionBatch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Batch the sequences by their number of new tokens: rows (B, N), state slots, and the states, with zeros for new sequences."""
     by_count: dict[int, list[int]] = {}
     for b, (begin, end) in enumerate(itertools.pairwise(batch.row_ptr)):

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from labinfer.functions.reference import delta_rule, experts, latent_attention, packed12, quantized, route
+from labinfer.functions.reference import delta_rule, experts, latent_attention, mamba, packed12, quantized, route
 from labinfer.functions.reference.plain import DENSE, PlainReferenceProvider
 from labinfer.functions.registry import VOCABULARY_GROUP, VOCABULARY_INT4, FunctionRegistry
 from labinfer.native.torch_instructions import torch_instructions
@@ -22,6 +22,8 @@ class ReferenceProvider(PlainReferenceProvider):
             "causal_conv": delta_rule.causal_conv,
             "delta_rule": delta_rule.delta_rule,
             "gated_norm": delta_rule.gated_norm,
+            "selective_scan": mamba.selective_scan,
+            "gated_group_norm": mamba.gated_group_norm,
             "route": route.route,
         }
         int8 = {

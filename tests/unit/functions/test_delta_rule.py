@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
-from itertools import accumulate
-
 import pytest
 import torch
+from recurrent_batches import COUNTS, EARLIER, SLOTS, batch_of, needs_compiler
 
-from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.cpu.delta_rule import CpuDeltaRule
 from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.reference import delta_rule as reference
-from labinfer.native import compiler
 
-CPU = torch.device("cpu")
 SIZES = [
     ((0, 0, 1, 1), 16, 16),
     ((0, 0, 1), 20, 36),  # a key head that serves fewer value heads here than elsewhere, and sizes that fill no vector
@@ -23,8 +17,6 @@ SIZES = [
     ((0,), 3, 5),
     ((0, 0), 32, 160),
 ]
-COUNTS, EARLIER, SLOTS = [1, 5, 130, 1, 2], [7, 0, 3, 0, 1], [3, 0, 5, 1, 4]
-"""Tokens of each sequence, those before them, and slots of states."""
 
 
 @pytest.fixture
@@ -35,17 +27,6 @@ def cpu(compiled_functions) -> CpuDeltaRule:
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler, so the functions are not used either"
-)
-
-
-def batch_of(counts: list[int], earlier: list[int], slots: list[int]) -> AttentionBatch:
-    lengths = [count + before for count, before in zip(counts, earlier, strict=True)]
-    batch = AttentionBatch.build([0, *accumulate(counts)], lengths, [[] for _ in counts], CPU)
-    return replace(batch, state_slots_B=torch.tensor(slots))
 
 
 def rule_arguments(key_heads, key_size, value_size, num_tokens, dtype=torch.float32):
@@ -105,14 +86,15 @@ def test_compiled_rule_is_the_references(cpu, key_heads, key_size, value_size, d
 
 @needs_compiler
 @pytest.mark.parametrize("channels", [5, 48, 1040])
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(("width", "has_bias"), [(2, False), (4, False), (4, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_compiled_convolution_is_the_references(cpu, channels, width, dtype):
+def test_compiled_convolution_is_the_references(cpu, channels, width, has_bias, dtype):
     x = torch.randn(sum(COUNTS), channels + 7).to(dtype)[:, :channels]  # rows that are not next to each other
     weight, state = torch.randn(width, channels), torch.randn(6, width - 1, channels).to(dtype)
     batch, exact_state = batch_of(COUNTS, EARLIER, SLOTS), state.float().clone()
-    exact = reference.causal_conv(x.float(), weight, exact_state, batch)
-    got = cpu.causal_conv(x, weight, state, batch)
+    bias = torch.randn(channels) if has_bias else None
+    exact = reference.causal_conv(x.float(), weight, exact_state, batch, bias)
+    got = cpu.causal_conv(x, weight, state, batch, bias)
     assert torch.equal(state.float(), exact_state)
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(dtype, 1e-5)
     torch.testing.assert_close(got.float(), exact, rtol=rounding, atol=1e-5)

@@ -13,8 +13,9 @@ from labinfer.functions.attention_batch import AttentionBatch
 from labinfer.functions.attention_heads import AttentionHeads
 from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.mamba_heads import MambaHeads
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
-from labinfer.functions.reference import attention, delta_rule, quantized, sampling
+from labinfer.functions.reference import attention, delta_rule, mamba, quantized, sampling
 from labinfer.functions.reference.experts import ReferenceExperts, experts
 from labinfer.functions.reference.linear import linear, pack_weight
 from labinfer.weights.codes import Codes, QuantLayout
@@ -82,6 +83,18 @@ def test_delta_rule_reads_nothing(counts):
 
     assert names_of(layer) == []
     assert names_of(layer, FROM_HOST) == []  # a second layer of the step
+
+
+@pytest.mark.parametrize("counts", [[1, 1, 1], [1, 5, 1]])
+def test_selective_scan_reads_nothing(counts):
+    each = {f"{name}_H": torch.rand(3) for name in ("rate", "bias", "skip")}
+    heads = MambaHeads(**each, groups_H=torch.tensor([0, 0, 1]))
+    batch, num_tokens = batch_of(counts), sum(counts)
+    xbc, dt, state = torch.randn(num_tokens, 3 * 4 + 4 * 5), torch.randn(num_tokens, 3), torch.randn(3, 3, 5, 4)
+    assert names_of(lambda: mamba.selective_scan(xbc, dt, state, batch, heads)) == []
+    assert (
+        names_of(lambda: mamba.selective_scan(xbc, dt, state, batch, heads), FROM_HOST) == []
+    )  # a step's second layer
 
 
 def test_part_of_a_batch_reads_no_block_table():
