@@ -17,22 +17,28 @@ COLUMNS = 32
 
 
 def causal_conv(
-    x_TC: torch.Tensor, weight_WC: torch.Tensor, state: torch.Tensor, batch: AttentionBatch
+    x_TC: torch.Tensor,
+    weight_WC: torch.Tensor,
+    state: torch.Tensor,
+    batch: AttentionBatch,
+    bias_C: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal convolution of each sequence's rows with its previous inputs; see ``CausalConv``."""
     if not (batch.has_single_rows(x_TC) and x_TC.stride(1) == 1 and state.is_contiguous()):
-        return reference.causal_conv(x_TC, weight_WC, state, batch)
+        return reference.causal_conv(x_TC, weight_WC, state, batch, bias_C)
     num_rows, channels = x_TC.shape
     out_TC = x_TC.new_empty(num_rows, channels)
     _convolve[(num_rows, triton.cdiv(channels, CHANNELS))](
         out_TC,
         x_TC,
         weight_WC,
+        weight_WC if bias_C is None else bias_C,
         state,
         batch.context_lens_B,
         batch.state_slots_B,
         x_TC.stride(0),
         channels,
+        HAS_BIAS=bias_C is not None,
         WIDTH=weight_WC.shape[0],
         CHANNELS=CHANNELS,
         num_warps=2,
@@ -76,7 +82,18 @@ def delta_rule(
 
 @triton.jit(do_not_specialize_on_alignment=["context_lens", "slots"])
 def _convolve(
-    out, x, weight, state, context_lens, slots, x_stride, channels, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
+    out,
+    x,
+    weight,
+    bias,
+    state,
+    context_lens,
+    slots,
+    x_stride,
+    channels,
+    HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # one program per sequence and CHANNELS channels
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -85,6 +102,8 @@ def _convolve(
     place = state + tl.load(slots + row) * (WIDTH - 1) * channels + channel
     own = tl.load(x + row * x_stride + channel, mask=inside, other=0.0)
     total = own.to(tl.float32) * tl.load(weight + (WIDTH - 1) * channels + channel, mask=inside, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=inside, other=0.0)
     for index in tl.static_range(WIDTH - 1):
         before = tl.load(place + index * channels, mask=inside & has_state, other=0.0)
         total += before.to(tl.float32) * tl.load(weight + index * channels + channel, mask=inside, other=0.0)

@@ -69,7 +69,16 @@ class CudaProvider(Provider):
     def register(self, registry: FunctionRegistry, group_size: int) -> None:
         if self._device is None:
             return
-        from labinfer.functions.cuda import attention, delta_rule, elementwise, experts, latent, products, sampling
+        from labinfer.functions.cuda import (
+            attention,
+            delta_rule,
+            elementwise,
+            experts,
+            latent,
+            mamba,
+            products,
+            sampling,
+        )
 
         calls = {
             "add_rms_norm": elementwise.add_rms_norm,
@@ -80,6 +89,7 @@ class CudaProvider(Provider):
             "latent_attention": latent.latent_attention,
             "causal_conv": delta_rule.causal_conv,
             "delta_rule": delta_rule.delta_rule,
+            "selective_scan": mamba.selective_scan,
         }
         kernels = {"name": "triton", "devices": ("cuda",), "dtypes": DTYPES}
 

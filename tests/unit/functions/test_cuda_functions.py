@@ -15,6 +15,7 @@ from labinfer.functions.clamped_gate import ClampedGate
 from labinfer.functions.delta_heads import DeltaHeads
 from labinfer.functions.latent_cache import LatentCache
 from labinfer.functions.layer_cache import LayerCache
+from labinfer.functions.mamba_heads import MambaHeads
 from labinfer.functions.packed_experts import ExpertMLPs, ExpertShape
 from labinfer.functions.reference import attention as reference_attention
 from labinfer.functions.reference import delta_rule as reference_delta
@@ -22,6 +23,7 @@ from labinfer.functions.reference import elementwise as reference
 from labinfer.functions.reference import experts as reference_experts
 from labinfer.functions.reference import latent_attention as reference_latent
 from labinfer.functions.reference import linear as dense
+from labinfer.functions.reference import mamba as reference_mamba
 from labinfer.functions.reference import quantized
 from labinfer.functions.stacked_experts import StackedExperts
 from labinfer.weights.codes import Codes, QuantLayout
@@ -213,9 +215,10 @@ def test_delta_rule(kernels, new, key_heads, group, key_size, value_size, dtype)
     x, weight = wide[:, :channels], torch.randn(4, channels, device=DEVICE)
     before = torch.randn(6, 3, channels, device=DEVICE).to(dtype)
     states = [before.clone(), before.clone()]
-    mixed = reference_delta.causal_conv(x, weight, states[0], batch)
-    assert_near(delta_rule.causal_conv(x, weight, states[1], batch), mixed, dtype)
-    assert torch.equal(*states)
+    for bias in (None, torch.randn(channels, device=DEVICE)):
+        mixed = reference_delta.causal_conv(x, weight, states[0], batch, bias)
+        assert_near(delta_rule.causal_conv(x, weight, states[1], batch, bias), mixed, dtype)
+        assert torch.equal(*states)
     before = torch.randn(6, num_heads, key_size, value_size, device=DEVICE)
     states = [before.clone(), before.clone()]
     rate_H, bias_H = torch.rand(num_heads, device=DEVICE), torch.randn(num_heads, device=DEVICE) * 10
@@ -223,6 +226,28 @@ def test_delta_rule(kernels, new, key_heads, group, key_size, value_size, dtype)
     gates = randn(sum(new), 2 * num_heads, dtype=dtype)
     exact = reference_delta.delta_rule(mixed, gates, states[0], batch, heads)
     assert_near(delta_rule.delta_rule(mixed, gates, states[1], batch, heads), exact, dtype)
+    assert_near(states[1], states[0], torch.float32)
+
+
+@pytest.mark.parametrize("new", [[1, 1, 1], [1, 3, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("groups", "shared", "state_size", "head_size"), [(2, 2, 128, 64), (3, 1, 16, 24), (1, 5, 19, 7)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_selective_scan(kernels, new, groups, shared, state_size, head_size, dtype):
+    from labinfer.functions.cuda import mamba
+
+    batch, _ = make_places([new[0], 9, 20], new, 16)  # the first sequence has no earlier tokens
+    batch, num_heads = replace(batch, state_slots_B=torch.tensor([4, 0, 2], device=DEVICE)), groups * shared
+    xbc = randn(sum(new), num_heads * head_size + 2 * groups * state_size, dtype=dtype)
+    dt = randn(sum(new), num_heads + 3, dtype=dtype)[:, 3:]
+    rate_H, bias_H, skip_H = (torch.rand(num_heads, device=DEVICE) * factor for factor in (2, 5, 1))
+    each = {"rate_H": rate_H, "bias_H": bias_H, "skip_H": skip_H, "groups_H": torch.arange(num_heads) // shared}
+    heads = MambaHeads(**each, min_dt=0.01, max_dt=4.0)
+    before = torch.randn(6, num_heads, state_size, head_size, device=DEVICE)
+    states = [before.clone(), before.clone()]
+    exact = reference_mamba.selective_scan(xbc, dt, states[0], batch, heads)
+    assert_near(mamba.selective_scan(xbc, dt, states[1], batch, heads), exact, dtype)
     assert_near(states[1], states[0], torch.float32)
 
 
