@@ -72,7 +72,7 @@ class ModelOptions:
     response_template: str = option(
         "",
         "format by which reasoning and tool calls are parsed from chat replies: a JSON file, none, or one of "
-        "deepseek_v3, deepseek_v31, deepseek_v32, ernie, gemma4, glm, harmony, hermes, hunyuan, kimi, llama3, "
+        "deepseek_v3, deepseek_v31, deepseek_v32, ernie, gemma4, glm, granite, harmony, hermes, hunyuan, kimi, llama3, "
         "minimax, mistral, mistral_json, qwen_xml, think (default: the checkpoint's response_template, else "
         "detected from its chat template)",
         metavar="NAME|FILE",

@@ -54,6 +54,7 @@ ONE_CALL = {
     "mistral": f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}",
     "mistral_json": f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}]',
     "hunyuan": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</tool_calls>',
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {ARGUMENTS}}}]',
     "llama3": f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "harmony": HARMONY,
     "ernie": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
@@ -75,6 +76,7 @@ TWO_CALLS = {
     "mistral": ONE_CALL["mistral"] * 2,
     "mistral_json": f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
     "hunyuan": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]</tool_calls>',
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "now", "arguments": {{}}}}]',
     "harmony": f"{HARMONY}<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS}",
     "ernie": ONE_CALL["ernie"] + "\n" + ONE_CALL["ernie"],
     "gemma4": ONE_CALL["gemma4"] + "<|tool_call>call:now{}<tool_call|>",
@@ -83,7 +85,7 @@ TWO_CALLS = {
 THOUGHTS = {
     **dict.fromkeys(
         (
-            *("hermes", "qwen_xml", "glm", "minimax", "kimi", "hunyuan", "ernie", "think"),
+            *("hermes", "qwen_xml", "glm", "minimax", "kimi", "hunyuan", "ernie", "granite", "think"),
             *("deepseek_v3", "deepseek_v31", "deepseek_v32"),
         ),
         ("<think>\nIt < 5, so\n</think>\n\n", "It < 5, so"),
@@ -97,6 +99,7 @@ THOUGHTS = {
 ANSWERS = {
     "hunyuan": ("<answer>\nIt is **2**.", "It is **2**."),
     "ernie": ("<response>\nIt is **2**.\n</response>\n", "It is **2**."),
+    "granite": ("<response>It is **2**.</response>", "It is **2**."),
     "harmony": ("<|channel|>final<|message|>It is **2**.", "It is **2**."),
 }
 """Content where it has delimiters of its own, and what it says."""
