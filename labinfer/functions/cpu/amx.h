@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "panel.h"
+#include "row_block.h"
 
 namespace {
 

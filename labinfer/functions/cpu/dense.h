@@ -3,7 +3,7 @@
 
 #include "amx.h"
 #include "packed12.h"
-#include "panel.h"
+#include "row_block.h"
 
 namespace {
 

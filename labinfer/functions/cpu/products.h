@@ -2,7 +2,7 @@
 #pragma once
 
 #include "activations.h"
-#include "panel.h"
+#include "row_block.h"
 #include "thread_pool.h"
 
 namespace {
