@@ -57,6 +57,7 @@ from transformers import (
     Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
+    Step3p7Config,
 )
 
 VOCAB = 512
@@ -168,6 +169,7 @@ KIMI_VISION = {
     "pos_emb_width": 4,
 }
 MINIMAX_VISION = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+STEP_VISION = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 1.0, "image_size": 28}
 WINDOW_8 = {"use_sliding_window": True, "sliding_window": 8}
 WINDOW = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
 MOE = {"moe_intermediate_size": 44, "num_experts_per_tok": 3}
@@ -406,6 +408,24 @@ CONFIGS = {
             kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": fraction}
             for kind, theta, fraction in (("full_attention", 5e6, 0.334), ("sliding_attention", 1e4, 0.667))
         },
+    ),
+    "step3-pictures": lambda: Step3p7Config(
+        text_config=FAMILY_SHAPE
+        | MOE
+        | {
+            "n_routed_experts": 7,
+            "share_expert_dim": 50,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "sliding_window": 8,
+            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+            "num_sliding_attention_heads": 15,
+            "moe_router_scaling_factor": 1.8,
+            "swiglu_limits": [0.0, 0.5, 0.0, 0.0],
+            "swiglu_limits_shared": [0.0, 0.0, 0.4, 0.3],
+            "rope_theta": [5e6, 1e4, 1e4, 5e6],
+            "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+        },
+        vision_config=STEP_VISION,
     ),
     "gpt-oss": lambda: GptOssConfig(
         **FAMILY_SHAPE | {"intermediate_size": 44},

@@ -69,9 +69,10 @@ def config_reads(path: Path) -> frozenset[str]:
 
 def family_reads(kind: str) -> set[str]:
     """Names that the text model of a kind of checkpoint reads."""
-    text = CONFIGS[kind]().get_text_config()
+    config = CONFIGS[kind]()
+    text, models = config.get_text_config(), transformers.AutoModel._model_mapping
     model = transformers.AutoModelForCausalLM._model_mapping.get(type(text), None)
-    model = model or transformers.AutoModel._model_mapping[type(text)]
+    model = model or models.get(type(text), None) or models[type(config)]
     model = model[0] if isinstance(model, tuple) else model
     files = [ROOT / name for name in SHARED] + [Path(inspect.getfile(part)) for part in (model, type(text))]
     return set().union(*map(config_reads, files)) | {"tie_word_embeddings"}

@@ -16,13 +16,13 @@ CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
 def base_models() -> dict[str, str]:
     """Transformers' class name of a family's model without an LM head, such as ``Qwen3Model`` → the family.
 
-    Kimi K2.5 and MiniMax-M3 are left out: no release has the names of their base models.
+    Kimi K2.5, MiniMax-M3 and Step-3.5 and 3.7 are left out: no release has the names of their base models.
     """
     names = REGISTRY.names("model_family")
     return {
         base: name
         for name in names
-        if (base := _base_model(name, names)) not in names and not name.startswith(("Kimi", "MiniMaxM3"))
+        if (base := _base_model(name, names)) not in names and not name.startswith(("Kimi", "MiniMaxM3", "Step3"))
     }
 
 

@@ -21,7 +21,7 @@ struct Call {
   float* sums;           // (tokens, hidden up to 32); null for a call in one part
   int64_t tokens, slots, first;
   int32_t is_first, is_last, wide, gelu;
-  float alpha, limit;                               // see clamped_gate.py
+  float alpha, limit, gate_limit, offset;           // see clamped_gate.py
   const float *gate_bias, *up_bias, *down_bias;     // biases of each local expert; null for none
   int64_t bias_columns, bias_outputs;               // elements per expert in the biases, padded to a multiple of 32
 };
@@ -30,10 +30,10 @@ struct Call {
 __attribute__((noinline)) floats activate(const Call& call, int64_t expert, int64_t column, floats gate, floats up) {
   if (!call.gate_bias) return (call.gelu ? Gelu::many(gate) : Silu::many(gate)) * up;
   int64_t at = expert * call.bias_columns + column;
-  floats most = same(call.limit), bound_gate = gate + load<floats>(call.gate_bias + at);
+  floats most = same(call.limit), most_gate = same(call.gate_limit), bound_gate = gate + load<floats>(call.gate_bias + at);
   floats bound_up = larger(-most, up + load<floats>(call.up_bias + at));
-  bound_gate = -larger(-most, -bound_gate), bound_up = -larger(-most, -bound_up);
-  return bound_gate / (1.0f + exponential(-bound_gate * call.alpha)) * (bound_up + 1.0f);
+  bound_gate = -larger(-most_gate, -bound_gate), bound_up = -larger(-most, -bound_up);
+  return bound_gate / (1.0f + exponential(-bound_gate * call.alpha)) * (bound_up + call.offset);
 }
 
 // Pairs of a token and a local expert, sorted by expert: rows of one expert are adjacent, in token order.

@@ -53,7 +53,7 @@ class CompiledExpertsCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "ids", "weights", "out", "sums")),
         *((name, ctypes.c_int64) for name in ("tokens", "slots", "first")),
         *((name, ctypes.c_int32) for name in ("is_first", "is_last", "wide", "gelu")),
-        *((name, ctypes.c_float) for name in ("alpha", "limit")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit", "gate_limit", "offset")),
         *((name, ctypes.c_void_p) for name in ("gate_bias", "up_bias", "down_bias")),
         *((name, ctypes.c_int64) for name in ("bias_columns", "bias_outputs")),
     ]
@@ -186,7 +186,8 @@ class CpuExperts:
         if gate is not None:
             tensors = gate.gate_EF, gate.up_EF, gate.down_ED
             sizes = gate.gate_EF.shape[1], gate.down_ED.shape[1]
-            biases = gate.alpha, gate.limit, *(tensor.data_ptr() for tensor in tensors), *sizes
+            numbers = gate.alpha, gate.limit, gate.gate_limit or gate.limit, gate.offset
+            biases = *numbers, *(tensor.data_ptr() for tensor in tensors), *sizes
         for part, is_last in mlps.packed.parts(expert_ids_TA, mlps.first):
             if is_first and not is_last:
                 sums_TD = x_TD.new_empty(len(x_TD), -(-x_TD.shape[1] // PANEL) * PANEL, dtype=torch.float32)

@@ -249,21 +249,21 @@ def test_clone_of_experts_has_memory_of_its_own(whole, quantization, group, dtyp
 
 @pytest.mark.parametrize(("hidden", "columns"), [(64, 32), (33, 17), (70, 130)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("tokens", [1, 40])
-def test_clamped_gate_and_biases(cpu, hidden, columns, dtype, tokens):
+@pytest.mark.parametrize(("tokens", "gate_limit", "offset"), [(1, None, 1.0), (40, None, 1.0), (40, 0.7, 0.0)])
+def test_clamped_gate_and_biases(cpu, hidden, columns, dtype, tokens, gate_limit, offset):
     """Sizes that do not fill panels; some activations are at both limits, and one expert is elsewhere."""
     gate_up, down = matrices(5, hidden, columns, dtype)
     x, (ids, weights) = torch.randn(tokens, hidden).to(dtype), route(tokens, 6, 3)
     biases = [F.pad(torch.randn(5, size), (0, -size % 32)) for size in (columns, columns, hidden)]
     bounds = dict(zip(("gate_EF", "up_EF", "down_ED"), biases, strict=True))
-    gate = ClampedGate(alpha=1.7, limit=1.5, **bounds)
+    gate = ClampedGate(alpha=1.7, limit=1.5, gate_limit=gate_limit, offset=offset, **bounds)
     got = cpu.experts(x, ids, weights, ExpertMLPs(make(cpu, gate_up, down), gate=gate))
     out = torch.zeros(tokens, hidden)
     for expert in range(5):
         token, slot = torch.where(ids == expert)
         gate, up = (x[token].float() @ gate_up[expert].float().T).chunk(2, dim=1)
-        gate = (gate + biases[0][expert, :columns]).clamp(max=1.5)
-        up = (up + biases[1][expert, :columns]).clamp(-1.5, 1.5) + 1
+        gate = (gate + biases[0][expert, :columns]).clamp(max=gate_limit or 1.5)
+        up = (up + biases[1][expert, :columns]).clamp(-1.5, 1.5) + offset
         middle = (gate * torch.sigmoid(1.7 * gate) * up).to(dtype).float()
         products = middle @ down[expert].float().T + biases[2][expert, :hidden]
         out[token] += weights[token, slot].unsqueeze(1) * products

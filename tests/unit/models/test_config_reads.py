@@ -25,7 +25,7 @@ CANNOT_MATTER = {
     "num_position_embeddings out_hidden_size output_proj_dims patch_size pooling_kernel_size position_embedding_size "
     "residual_weight spatial_merge_size standardize subsampling_conv_channels temporal_patch_size use_clipped_linears "
     "vision_config text_config merged_hidden_size num_channels projector_hidden_size",
-    "methods, properties and attributes of classes, which are no keys of config.json": "get get_text_config "
+    "methods, properties and attributes of classes, which are no keys of config.json": "get pop get_text_config "
     "standardize_rope_params validate_rope nested_rope_parameter_keys default_theta default_rope_type is_heterogeneous "
     "ignore_keys_at_rope_validation kv_sharing_modes number_of_conv_states logits_scaling convert_rope_params_to_dict",
     "attributes of modules in the same file, which are no configs": "config max_seq_len_cached original_inv_freq "
@@ -49,13 +49,23 @@ CANNOT_MATTER_IN = {
     "vocab_size_per_layer_input": ("without hidden_size_per_layer_input there is no such table", "gemma4"),
     "use_sliding_window": ("without sliding_window it changes nothing", "smollm3"),
     "rope_theta": ("rope_parameters are needed, and state it", "gemma4 ministral3"),
-    "original_max_position_embeddings": ("rope parameters by type of layers have their own", "gemma4 mimo"),
+    "original_max_position_embeddings": ("rope parameters by type of layers have their own", "gemma4 mimo step3"),
     "attention_chunk_size": ("no layer is of the chunked type", "mimo"),
     "n_group": ("greedy choice has no groups", "deepseek-v2-lite"),
     "topk_group": ("greedy choice has no groups", "deepseek-v2-lite"),
     "index_head_dim": ("without a choice of blocks there is no indexer", "minimax-m3"),
     "index_n_heads": ("as index_head_dim", "minimax-m3"),
     "index_local_blocks": ("as index_head_dim", "minimax-m3"),
+    **dict.fromkeys(
+        ["heads", "layers", "layer_scale_init_value", "ls_init_value", "mlp_ratio", "projector_bias", "width"],
+        ("keys of the tower for pictures", "step3"),
+    ),
+    **dict.fromkeys(
+        ("moe_layer_freq", "moe_layers_enum"),
+        ("mlp_layer_types, which Transformers writes, goes before it", "step3"),
+    ),
+    "sparse_attention_config": ("layer_types, which Transformers writes, goes before it", "step3"),
+    "num_nextn_predict_layers": ("MTP layers are left out", "step3"),
     "max_window_layers": ("without use_sliding_window it changes nothing", "qwen3-next qwen3.5"),
 }
 """Names by the reason why they cannot matter in some kinds of checkpoints, and parts of the names of these kinds."""

@@ -37,22 +37,28 @@ class ClampedMLP(GatedMLP):
         return iter(())
 
     def _gate(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return clamped_and_mul(self.gate_up_proj(x_TD), self._limits.alpha, self._limits.limit)
+        gate = self._limits
+        numbers = gate.alpha, gate.gate_limit or gate.limit, gate.limit, gate.offset
+        return clamped_and_mul(self.gate_up_proj(x_TD), numbers)
 
 
 def clamped_and_mul(
-    gate_up_TF: torch.Tensor, alpha: float, limit: float, out: torch.Tensor | None = None
+    gate_up_TF: torch.Tensor, numbers: tuple[float, float, float, float], out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``g * sigmoid(alpha * g) * (u + 1)`` of clamped halves g and u of each row, as in ``ClampedGate``: (T, 2F) → (T, F).
+    """``g * sigmoid(alpha * g) * (u + offset)`` of clamped halves g and u of each row, as in ``ClampedGate``: (T, 2F) → (T, F).
+
+    Args:
+        numbers: alpha, upper bound of g, upper bound of the magnitude of u, and offset.
 
     The arithmetic is in float32, and the bits of a result depend only on its g and u.
     """
     out = gate_up_TF.new_empty(len(gate_up_TF), gate_up_TF.shape[1] // 2) if out is None else out
     if has_torch_function((gate_up_TF,)):  # a capture records this as one torch operation
-        return handle_torch_function(clamped_and_mul, (gate_up_TF,), gate_up_TF, alpha, limit, out)
+        return handle_torch_function(clamped_and_mul, (gate_up_TF,), gate_up_TF, numbers, out)
+    alpha, gate_limit, limit, offset = numbers
     gate_TF, up_TF = gate_up_TF.float().chunk(2, dim=1)
-    gate_TF = gate_TF.clamp(max=limit)
-    return out.copy_(gate_TF * sigmoid(alpha * gate_TF) * (up_TF.clamp(-limit, limit) + 1))
+    gate_TF = gate_TF.clamp(max=gate_limit)
+    return out.copy_(gate_TF * sigmoid(alpha * gate_TF) * (up_TF.clamp(-limit, limit) + offset))
 
 
 clamped_and_mul.repeats_in_place = True

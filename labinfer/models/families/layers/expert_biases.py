@@ -27,6 +27,8 @@ class ClampedGateConfig:
     has_biases: bool = True
     """Whether the experts have biases (gpt-oss). Their checkpoints store the experts' matrices transposed, with gate and up columns
     interleaved."""
+    gate_limit: float | None = None
+    offset: float = 1.0
 
 
 class ExpertBiases(WeightedModule):
@@ -65,7 +67,13 @@ class ExpertBiases(WeightedModule):
         down_ED = self.down.detach() if self._counts else torch.zeros_like(self.down)
         filled = [filled_up(x) for x in (self.gate_up.detach()[:, ::2], self.gate_up.detach()[:, 1::2], down_ED)]
         self.gate = ClampedGate(
-            alpha=self._config.alpha, limit=self._config.limit, gate_EF=filled[0], up_EF=filled[1], down_ED=filled[2]
+            alpha=self._config.alpha,
+            limit=self._config.limit,
+            gate_limit=self._config.gate_limit,
+            offset=self._config.offset,
+            gate_EF=filled[0],
+            up_EF=filled[1],
+            down_ED=filled[2],
         )
 
     def import_packed(self, state: Mapping[str, Any]) -> None:

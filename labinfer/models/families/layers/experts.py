@@ -38,6 +38,7 @@ class RoutedExperts(WeightedModule):
         columns: intermediate size of an expert, over all ranks.
         gate: clamped activation; None for SiLU or GELU.
         gelu: whether the activation is GELU instead of SiLU.
+        stacked_apart: see ``MixtureConfig``.
         part: range of the sharded dimension to hold, see ``expert_shard``; None for the range of this rank.
     """
 
@@ -50,6 +51,7 @@ class RoutedExperts(WeightedModule):
         gate: ClampedGateConfig | None = None,
         *,
         gelu: bool = False,
+        stacked_apart: bool = False,
         part: Range | None = None,
     ):
         super().__init__()
@@ -63,6 +65,7 @@ class RoutedExperts(WeightedModule):
         if gate is not None:
             sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
             self.biases = ExpertBiases(gate, sizes, *parts, counts=self._columns[0] == 0)
+        self._stacked_apart = stacked_apart
         self.packed: PackedExperts | None = None
         self._codes: tuple[Codes, Codes] | None = None
         """Memory for loading quantized experts; replaces ``gate_up`` and ``down``."""
@@ -194,7 +197,7 @@ class RoutedExperts(WeightedModule):
                 destination=destination,
                 stack=MatrixStack(
                     name=f"{prefix}.{stack}",
-                    shape=(self._num_experts, outputs if is_down else 2 * outputs, inputs),
+                    shape=(self._num_experts, outputs if is_down or self._stacked_apart else 2 * outputs, inputs),
                     index=expert,
                     first_row=first_row,
                     is_transposed=self._is_transposed,
@@ -205,8 +208,12 @@ class RoutedExperts(WeightedModule):
             gate_up.rows(begin, begin + width) if isinstance(gate_up, Codes) else gate_up[begin : begin + width]
             for begin in (0, width)
         )
-        yield part("gate_proj", gate, "gate_up_proj", 0)
-        yield part("up_proj", up, "gate_up_proj", full)
+        if self._stacked_apart:
+            yield part("gate_proj", gate, "gate_proj", 0)
+            yield part("up_proj", up, "up_proj", 0)
+        else:
+            yield part("gate_proj", gate, "gate_up_proj", 0)
+            yield part("up_proj", up, "gate_up_proj", full)
         yield part("down_proj", down, "down_proj", 0)
 
     @property

@@ -33,6 +33,8 @@ class MixtureConfig:
 
     gate: ClampedGateConfig | None = None
     """Clamped activation of the routed experts; None for SiLU."""
+    stacked_apart: bool = False
+    """Whether checkpoints store all gate and all up projections in two tensors, not in one."""
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = False
     num_sums: ClassVar[int] = 1
@@ -49,7 +51,8 @@ class Mixture(nn.Module):
         self._sum_partials = ctx.sum_partials
         self.gate = Router(config.router, hidden_size, ctx)
         self.experts = make_routed_experts(
-            config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate
+            *(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate),
+            stacked_apart=config.stacked_apart,
         )
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
