@@ -53,6 +53,7 @@ EXTENSIONS = {
     ),
     "Hugging Face directories": ("weights/hugging_face/*.py",),
     "GGUF": ("weights/gguf/*.py", "weights/gguf/families/*.py"),
+    "classification": ("base/score_head.py", "models/score_head.py", "models/layers/score_head.py"),
     "weights on disk": tuple(
         f"weights/{name}.py" for name in ("packed_file", "weight_cache", "identity", "read_ahead", "resolve", "hubs")
     ),

@@ -24,6 +24,7 @@ def engine_spec(parts: RankRuntime) -> EngineSpec:
         vocab_size=layout.config.vocab_size,
         hidden_size=layout.config.hidden_size,
         pooling=layout.config.pooling,
+        score_head=layout.config.score_head and layout.config.score_head.head,
         dynamic_rope_from=layout.config.dynamic_rope_from,
         no_generation=layout.config.no_generation,
         is_causal=layout.config.is_causal,

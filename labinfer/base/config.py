@@ -77,6 +77,13 @@ class ModelOptions:
         "detected from its chat template)",
         metavar="NAME|FILE",
     )
+    reranker: str = option(
+        "auto",
+        "template and tokens by which pairs of query and document are scored: qwen3 reads a causal language model (Qwen3-Reranker) "
+        "by the logits of yes and no, and gives a classifier converted from it the same template; auto scores as the "
+        "checkpoint's files say",
+        choices=("auto", "qwen3"),
+    )
     dtype: tuple[str, ...] = option(
         ("auto",),
         "dtype of weights and activations, one for all stages or one per stage: " + "|".join(DTYPES),

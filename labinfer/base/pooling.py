@@ -24,6 +24,9 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str = ""
     """Reason why the checkpoint's own pooling is not supported; empty if it is supported."""
 
+    instead: str = ""
+    """Routes of a classifier or reranker, which gives no embeddings; empty for other models."""
+
     default_prompt: str = ""
     """Name of the prompt that sentence-transformers prepends to every text by default; LABInfer does not prepend it."""
 
@@ -48,6 +51,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UserError: the pooling is unknown, or the request names none and the model's default cannot be computed.
         """
+        if self.instead:
+            raise UserError(f"this model gives no embeddings: it has a head for scores; use {self.instead}")
         if pooling is None:
             if self.refusal:
                 raise UserError(f"pooling: {self.refusal}; choose one: {', '.join(POOLINGS)}")
@@ -77,8 +82,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.resolve(pooling) and pooling is None and not self.is_embedder:
             raise UserError(
                 "pooling: this model is not an embedding model (no Pooling in modules.json, and the architecture "
-                "is not a base model), so cosine similarities of its vectors are not meaningful scores; "
-                "cross-encoder rerankers are not supported. To get cosine similarities anyway, choose a pooling: "
+                "is not a base model), so cosine similarities of its vectors are not meaningful scores. For Qwen3-Reranker, "
+                "start with --reranker qwen3. To get cosine similarities anyway, choose a pooling: "
                 f"{', '.join(POOLINGS)}"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -115,7 +115,8 @@ class LLMEngine:
         self.max_model_len = spec.max_model_len
         self.state = EngineState.IDLE
         self._executor, self._recorder, self._groups, self._guides = executor, recorder, groups, guides
-        self._vocab_size, self._hidden_size = spec.vocab_size, spec.hidden_size
+        self._vocab_size, self._head = spec.vocab_size, spec.score_head
+        self._vector_size = spec.hidden_size if self._head is None else self._head.num_logits
         self._no_generation, self._dynamic_rope_from = spec.no_generation, spec.dynamic_rope_from
         self._next_seq_id = 0
         self.last_batch: InFlight | None = None
@@ -145,6 +146,8 @@ class LLMEngine:
         if not admitted and not self.scheduler.has_room(sampling.num_choices):
             raise QueueFull(f"the queue is full: {len(self.scheduler.waiting)} sequences are waiting; try again later")
         self.check_request(request)
+        if request.pooling and self._head is not None:
+            request = replace(request, prompt_token_ids=self._head.trim(request.prompt_token_ids))
         ends = sorted(token for token in request.ends(self.scheduler.eos_token_ids) if token < self._vocab_size)
         if sampling.num_beams > 1:
             group = self._groups.make(request, ends, partial(self._make_sequence, request))
@@ -171,7 +174,7 @@ class LLMEngine:
             max_context=self._context_size(request),
             choice=choice,
             cache=SequenceCache(salt=self._cache_salt(request)),
-            vector_size=self._hidden_size if request.pooling else 0,
+            vector_size=self._vector_size if request.pooling else 0,
             guide=self._make_guide(request),
         )
 
@@ -225,7 +228,9 @@ class LLMEngine:
             if len(prompt_ids) > context:
                 raise PromptTooLong.for_context(context, f"your prompt has {len(prompt_ids)} tokens")
         elif self._no_generation:
-            raise UserError(f"this model {self._no_generation} and cannot generate text; request embeddings instead")
+            raise UserError(
+                f"this model {self._no_generation} and cannot generate text; request {'scores' if self._head else 'embeddings'} instead"
+            )
         elif len(prompt_ids) >= context:
             raise PromptTooLong.for_context(
                 context,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from labinfer.base.cache_sizes import CacheSizes
 from labinfer.base.pooling import PoolingConfig
@@ -20,6 +21,8 @@ class EngineSpec(CacheSizes):
     """Hidden size, which is the length of a pooled prompt's vector."""
     pooling: PoolingConfig = PoolingConfig()
     """Default pooling, for requests that name none."""
+    score_head: Any = None
+    """``ScoreHead`` of a classifier or reranker, whose pooled prompts have its logits; None for other models."""
     no_generation: str = ""
     """Reason why generation is refused, see ``ModelConfig.no_generation``; empty if the model can generate."""
     is_causal: bool = True

@@ -12,6 +12,7 @@ from labinfer.comm.group.rank_group import RankGroup
 from labinfer.launch.mtp_check import check_mtp
 from labinfer.models.config import ModelConfig
 from labinfer.models.registry import load_config, with_window
+from labinfer.models.score_head import with_score_head
 from labinfer.weights.model_files import open_model
 from labinfer.weights.resolve import resolve_model
 
@@ -37,6 +38,7 @@ def find_model(
         directory = resolve_model(model, model_dir, may_download=False, hub=hub)
         on_found(directory)
         config = load_config(directory, with_mtp=options.scheduler.has_mtp)
+        config = with_score_head(config, directory, options.model.reranker, options.model.tokenizer)
         check_mtp(options, config, directory)
     digests = group.comm.all_gather_bytes(hashlib.blake2b(repr(config).encode(), digest_size=16).digest())
     with group.raise_on_all_ranks():

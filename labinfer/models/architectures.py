@@ -11,6 +11,7 @@ from labinfer.base.registry import REGISTRY
 from labinfer.weights.model_files import open_model
 
 CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
+CLASSIFIER = "ForSequenceClassification"
 
 
 def base_models() -> dict[str, str]:
@@ -24,6 +25,11 @@ def base_models() -> dict[str, str]:
         for name in names
         if (base := _base_model(name, names)) not in names and not name.startswith(("Kimi", "MiniMaxM3", "Step3"))
     }
+
+
+def classifiers() -> dict[str, str]:
+    """Transformers' class name of a family's sequence classifier, such as ``Qwen3ForSequenceClassification`` → the family."""
+    return {base.removesuffix("Model") + CLASSIFIER: name for base, name in base_models().items()}
 
 
 def _base_model(name: str, names: tuple[str, ...]) -> str:
@@ -57,7 +63,7 @@ def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
         isinstance(names, list)
         and len(names) == 1
         and isinstance(names[0], str)
-        and names[0] not in {*families, *base_models()}
+        and names[0] not in {*families, *base_models(), *classifiers()}
     ):
         what = f"architecture {names[0]!r:.60}"
     else:

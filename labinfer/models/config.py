@@ -56,6 +56,8 @@ class ModelConfig:
     """Whether attention is causal. If False, a token attends to all tokens of its prompt, which runs in a single step."""
     pooling: PoolingConfig = PoolingConfig()
     """Pooling of embeddings that the checkpoint's files specify."""
+    score_head: Any = None
+    """Config of the head of a classifier or reranker, a ``ScoreHeadConfig``; None if the model has none."""
     layers: tuple[LayerConfig, ...]
     mtp: LayerConfig | None = None
     """Decoder layer inside the first MTP layer; None if the checkpoint has no MTP layer, or if MTP layers are not used for drafting."""

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any
 
 from labinfer.base.errors import UserError
-from labinfer.models.architectures import base_models
+from labinfer.models.architectures import base_models, classifiers
 from labinfer.weights.model_files import ModelFiles
 
 MOST = {
@@ -106,12 +106,12 @@ class ConfigFile:
         names = self.get("architectures", list)
         if len(names) != 1 or not isinstance(names[0], str):
             raise UserError(f"{self.path}: architectures should name one class, not {show_value(names)}")
-        return base_models().get(names[0], names[0])
+        return (base_models() | classifiers()).get(names[0], names[0])
 
     @property
     def is_base_model(self) -> bool:
         """Whether ``architectures`` names a class without an LM head."""
-        return self.get("architectures", list)[0] in base_models()
+        return self.get("architectures", list)[0] in base_models() | classifiers()
 
     @property
     def head_size(self) -> int:

@@ -158,6 +158,7 @@ class Decoder(nn.Module):
         elif ctx.is_last:
             tied = "model.embed_tokens" if config.tied_embeddings else None
             self.lm_head = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx, tied)
+        self.score = config.score_head.build(config.hidden_size) if ctx.is_last and config.score_head else None
         self.add_parts(config, ctx)
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=ctx.dtype, device="cpu")
         """A tensor, so that captured steps can replay the product."""
@@ -312,6 +313,10 @@ class Decoder(nn.Module):
     def final_norm(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Last stage: normalize the output of ``forward``; Transformers' ``last_hidden_state``."""
         return self.model.norm(hidden_TD)[1]
+
+    def pooled(self, hidden_BD: torch.Tensor) -> torch.Tensor:
+        """Last stage: result of pooled prompts, (B, D) → logits (B, labels) if the model has a score head, else unchanged."""
+        return hidden_BD if self.score is None else self.score(hidden_BD)
 
     def logits(self, hidden_BD: torch.Tensor) -> torch.Tensor | None:
         """Last stage: logits of ``forward``'s output, (B, D) → (B, V) on TP rank 0, None on its other ranks; see

@@ -359,7 +359,7 @@ class ModelRunner:
             if entry.begin + entry.num_tokens == state.sampling.num_prompt_tokens:
                 means[part.entry] = state.hidden_sum_D / state.num_pooled
         if means:
-            for index, vector in zip(means, torch.stack([*means.values()]).tolist(), strict=True):
+            for index, vector in zip(means, self.model.pooled(torch.stack([*means.values()])).tolist(), strict=True):
                 vectors[index] = tuple(vector)
         return vectors
 

@@ -64,6 +64,16 @@ def tokenizer_end(directory: Path) -> list[int]:
     return _find_in_pieces(text, directory / "tokenizer.model") if (directory / "tokenizer.model").exists() else []
 
 
+def vocabulary_id(text: str, directory: Path) -> int | None:
+    """Id of the token whose text is ``text`` in the ``tokenizer.json`` of a directory; None if there is none.
+
+    Raises:
+        UserError: the file is invalid.
+    """
+    path = directory / "tokenizer.json"
+    return next(iter(_find_in_vocabulary(text, path)), None) if path.exists() else None
+
+
 def _find_in_vocabulary(text: str, path: Path) -> list[int]:
     """Id of the token ``text`` in a ``tokenizer.json``: among added tokens, else in the vocabulary of its model."""
     need_plain_file(path)

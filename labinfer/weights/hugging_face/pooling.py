@@ -45,10 +45,7 @@ def read_pooling(model: Path) -> PoolingConfig | None:
     path = model / MODULES_FILE
     if not path.exists():
         return None
-    modules = read_list(path)
-    if not all(isinstance(module, dict) for module in modules):
-        raise UserError(f"{path} should be a list of objects, not {modules!r:.60}")
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    modules, kinds = _read_modules(path)
     if kinds not in (list(SUPPORTED[:2]), list(SUPPORTED)):
         known = ", ".join(SUPPORTED)
         return PoolingConfig(refusal=f"{path} asks for {', '.join(kinds)}; supported are {known} in this order")
@@ -61,6 +58,25 @@ def read_pooling(model: Path) -> PoolingConfig | None:
     pooling = _read_module(folders[1] / "config.json", normalize=len(kinds) > 2)
     prompt = read_optional(model / PROMPTS_FILE).get("default_prompt_name")
     return pooling if not prompt else replace(pooling, default_prompt=str(prompt))
+
+
+def module_folders(model: Path) -> dict[str, Path]:
+    """Folder of the settings of each module in ``modules.json``, by the name of its class; empty without that file.
+
+    Raises:
+        UserError: the file is invalid.
+    """
+    path = model / MODULES_FILE
+    modules, kinds = _read_modules(path) if path.exists() else ([], [])
+    return {kind: _inside(model, path, module) for kind, module in zip(kinds, modules, strict=True)}
+
+
+def _read_modules(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Entries of ``modules.json``, and the class name of each."""
+    modules = read_list(path)
+    if not all(isinstance(module, dict) for module in modules):
+        raise UserError(f"{path} should be a list of objects, not {modules!r:.60}")
+    return modules, [str(module.get("type")).rpartition(".")[2] for module in modules]
 
 
 def _inside(model: Path, path: Path, module: dict[str, Any]) -> Path:

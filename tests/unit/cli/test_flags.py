@@ -16,7 +16,7 @@ from labinfer.cli.command_table import COMMANDS
 from labinfer.cli.flags import build_parser, program_name, split_command
 
 ENGINE_FLAGS = {
-    "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--reranker", "--dtype", "--max-model-len", "--sliding-window",
     "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--layers", "--experts", "--ranks", "--layout", "--device", "--transport",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
     "--prefix-cache-eviction", "--snapshot-interval", "--swap-space", "--expert-offload", "--weight-cache-size", "--memory-utilization",
@@ -47,7 +47,7 @@ COMM_FLAGS = {
 }  # fmt: skip
 ACCURACY_FLAGS = COMM_FLAGS | {
     "--layout", "--text", "--reference-dtype", "--per-layer", "--output-json",
-    "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--reranker", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune", "--reproducible", "--no-reproducible",
     "--weights", "--quantization", "-q", "--quantization-group-size", "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
@@ -66,7 +66,8 @@ SIMULATE_FLAGS = {
     "--pipeline-schedule", "--max-inflight", "--log-level", "--trace", "--profile",
 }  # fmt: skip
 FUNCTIONS_FLAGS = {
-    "--output-json", "--plot", "--model", "--hub", "--tokenizer", "--response-template", "--chat-template", "--dtype", "--max-model-len", "--sliding-window",
+    "--output-json", "--plot", "--model", "--hub", "--tokenizer", "--response-template", "--chat-template",
+    "--reranker", "--dtype", "--max-model-len", "--sliding-window",
     "--functions", "--autotune", "--no-autotune", "--reproducible", "--no-reproducible", "--weights", "--quantization", "-q", "--quantization-group-size",
     "--ignore-tensors",
     "--block-size", "--num-kv-blocks", "--kv-cache-dtype", "--enable-prefix-caching", "--no-enable-prefix-caching",
