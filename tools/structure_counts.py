@@ -87,6 +87,7 @@ EXTENSIONS = {
     ),
     "copies of accelerators": ("worker/accelerator_copies.py",),
     "thinking budgets": ("worker/logits_processors/thinking_budget.py",),
+    "penalties": ("worker/logits_processors/penalties.py",),
     "terminal": ("base/standard_error.py", "base/sampling_options.py", "base/other_engines.py"),
 }
 """Files that such a reader skips, by what they are for. The core imports none of them: parts come through the registry, or

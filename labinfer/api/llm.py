@@ -53,6 +53,7 @@ from labinfer.requests.input_processor import InputProcessor, conversations, pai
 from labinfer.requests.offline_runner import OfflineRunner, check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput
 from labinfer.requests.prompts import PromptLike
+from labinfer.requests.scoring import Classification, ClassificationOutput, PairScoring, ScoringOutput, pair_scoring
 from labinfer.text.guidance import GrammarGuideMaker
 from labinfer.text.reply_format import choose_format, describe_choice
 from labinfer.text.tokenizer import Tokenizer
@@ -340,6 +341,65 @@ class LLM:
             lambda requests: self._runner.outputs(requests),
         )
         return self.spec.pooling.finish(outputs, normalize) if outputs else outputs
+
+    def score(
+        self,
+        queries: str | list[str] | None,
+        documents: str | list[str] | None = None,
+        *,
+        use_activation: bool | None = None,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        pooling: str | None = None,
+    ) -> list[ScoringOutput] | None:
+        """Score pairs of texts: one query with each document, or two lists of equal length. Collective, like ``generate``.
+
+        Classifiers with one label and rerankers read both texts together. Scores of embedding models are cosine similarities.
+
+        Args:
+            use_activation, instruction, truncate_prompt_tokens, pooling: see ``PairScoring``.
+
+        Returns:
+            Outputs in the order of the pairs on rank 0, None on the other ranks.
+
+        Raises:
+            UserError: the texts cannot be paired, or the model gives no scores; raised on rank 0 before anything has run.
+        """
+        options = {
+            "use_activation": use_activation,
+            "instruction": instruction,
+            "truncate_prompt_tokens": truncate_prompt_tokens,
+            "pooling": pooling,
+        }
+        return self._score(lambda: pair_scoring(self.spec, queries, documents, **options))
+
+    def classify(
+        self, prompts: PromptLike | list[PromptLike] | None, *, use_activation: bool | None = None
+    ) -> list[ClassificationOutput] | None:
+        """Compute the scores of a classifier's labels for every prompt. Collective, like ``generate``.
+
+        Args:
+            prompts: one prompt or a list of them, see ``PromptLike``.
+            use_activation: False for the logits of the labels.
+
+        Returns:
+            Outputs in the order of the prompts on rank 0, None on the other ranks.
+
+        Raises:
+            UserError: a prompt is invalid, or the model has no score head; raised on rank 0 before anything has run.
+        """
+        return self._score(lambda: Classification(model=self.spec, given=prompts, use_activation=use_activation))
+
+    def _score(self, make: Callable[[], PairScoring | Classification]) -> list | None:
+        """Run the prompts of the work that ``make`` returns on rank 0, and return its outputs."""
+        made: list[PairScoring | Classification] = []
+
+        def requests() -> list[Request]:
+            made.append(make())
+            return self._make_requests(made[0].prompts(), None, pooling=made[0].pooled_by)
+
+        pooled = self._gather(requests, lambda requests: self._runner.outputs(requests))
+        return made[0].outputs(pooled) if made else None
 
     def make_request(self, key: Any, prompt: PromptLike, sampling: SamplingParams, **fields: Any) -> Request:
         """Make an engine request from a prompt: tokenize and check it. On rank 0 only.

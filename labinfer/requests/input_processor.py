@@ -16,6 +16,7 @@ from labinfer.engine.request import Request
 from labinfer.requests.prompts import (
     THINKING_SWITCHES,
     ChatPrompt,
+    PairPrompt,
     Prompt,
     PromptLike,
     TextPrompt,
@@ -233,9 +234,11 @@ class InputProcessor:
         return self._encode(prompt)[1]
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Text and token ids of a prompt; the text is None if the prompt was given as token ids."""
+        """Text and token ids of a prompt; the text is None if the prompt was given as token ids or as a pair."""
         if isinstance(prompt, TokensPrompt):
             return None, prompt.token_ids
+        if isinstance(prompt, PairPrompt):
+            return None, self.encode_text(self.prompt_text(prompt))
         source, tokenizer = self.prompt_text(prompt), self.need_tokenizer()
         text = source.render(tokenizer)
         return text, source.encode_rendered(text, tokenizer, self._max_prompt_tokens)
@@ -244,7 +247,7 @@ class InputProcessor:
         """Token ids of a prompt that ``prompt_text`` has prepared."""
         return text.encode(self.need_tokenizer(), self._max_prompt_tokens)
 
-    def prompt_text(self, prompt: TextPrompt | ChatPrompt) -> PromptText:
+    def prompt_text(self, prompt: TextPrompt | ChatPrompt | PairPrompt) -> PromptText:
         """Prepare a prompt for the tokenizer, as an object that can be passed to another process.
 
         Raises:
@@ -258,6 +261,8 @@ class InputProcessor:
                 template_kwargs=variables,
                 ending=prompt.template_use.ending,
             )
+        if isinstance(prompt, PairPrompt):
+            return PromptText(pair=prompt.pair)
         if not prompt.text:
             raise UserError("the prompt is empty; give at least one token")
         self.need_tokenizer().check_length(prompt.text, self._max_prompt_tokens)

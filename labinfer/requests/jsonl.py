@@ -36,6 +36,7 @@ from labinfer.requests.protocol import (
     EmbeddingBody,
     RequestFields,
 )
+from labinfer.requests.score_bodies import SCORE_BODIES, ScoreRequest
 from labinfer.text.messages import MAX_MESSAGES, Message
 
 
@@ -85,6 +86,8 @@ class ParsedLine(GenerationInput):
     custom_id: str | None = None
     url: str | None = None
     embedding: EmbeddingBody | None = None
+    scoring: ScoreRequest | None = None
+    """Body of a line with a URL of scores or classes; ``prompts`` is then empty, too."""
 
     @property
     def is_batch(self) -> bool:
@@ -113,8 +116,12 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         body = decode_json(parsed.body, EmbeddingBody)
         own = GenerationInput(prompts=[], sampling=SamplingParams(), model=body.model, user=body.user or "")
         return ParsedLine(**vars(own), custom_id=parsed.custom_id, url=parsed.url, embedding=body)
+    elif parsed.url in SCORE_BODIES:
+        body = decode_json(parsed.body, SCORE_BODIES[parsed.url])
+        own = GenerationInput(prompts=[], sampling=SamplingParams(), model=body.model, user=body.user or "")
+        return ParsedLine(**vars(own), custom_id=parsed.custom_id, url=parsed.url, scoring=body)
     else:
-        urls = f"{COMPLETIONS_URL}, {CHAT_URL} or {EMBEDDINGS_URL}"
+        urls = f"{COMPLETIONS_URL}, {CHAT_URL}, {EMBEDDINGS_URL}, /v1/score, /v1/rerank or /classify"
         raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
     if body.stream:
         raise UserError("stream=True is not supported in a batch; leave it out")

@@ -9,6 +9,7 @@ import msgspec
 
 from labinfer.base.errors import UserError
 from labinfer.text.messages import Ending, for_template
+from labinfer.text.pair_text import PairText
 from labinfer.text.tools import ToolUse
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -101,7 +102,13 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     reasoning."""
 
 
-Prompt = TextPrompt | TokensPrompt | ChatPrompt
+class PairPrompt(msgspec.Struct, frozen=True):
+    """A query and a document, which a reranker reads together."""
+
+    pair: PairText
+
+
+Prompt = TextPrompt | TokensPrompt | ChatPrompt | PairPrompt
 PromptLike = Prompt | str | list[int] | dict[str, Any] | list[dict[str, Any]]
 """A prompt in any form that Python callers may use: one of the prompt types; a text, token ids or a list of chat
 messages; or a dictionary with one of the keys ``PROMPT_KEYS``.

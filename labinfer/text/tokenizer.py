@@ -147,6 +147,13 @@ class Tokenizer:
         except (TypeError, UnicodeError):
             raise UserError(f"the text is not valid Unicode: {text!r:.60}") from None
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Convert a pair of texts to token ids, for models that read two texts together; see ``encode``."""
+        try:
+            return self._backend.encode_pair(first, second)
+        except (TypeError, UnicodeError):
+            raise UserError(f"the texts are not valid Unicode: {first!r:.60}, {second!r:.60}") from None
+
     def check_length(self, text: str, max_tokens: int) -> None:
         """Check by its number of characters that a text can have ``max_tokens`` tokens or fewer.
 
@@ -256,6 +263,10 @@ class Tokenizer:
             UserError: there is no chat template.
         """
         return name in self._need_template(tools).variables
+
+    def template_mentions(self, *texts: str) -> bool:
+        """Whether there is a chat template, and its source contains all of ``texts``."""
+        return self._template is not None and all(text in self._template.source for text in texts)
 
     @property
     def may_think(self) -> bool:

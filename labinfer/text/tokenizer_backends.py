@@ -26,6 +26,9 @@ class TokenizerBackend(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Convert a text to token ids."""
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Convert a pair of texts to token ids, with special tokens."""
+
     def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
         """Make a decoder for one sequence of token ids.
 
@@ -98,6 +101,12 @@ class FastBackend:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except BaseException as error:  # noqa: BLE001 - a panic of the Rust library, too
             raise _refusal(error, f"this text of {len(text)} characters, {text[:40]!r}") from None
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        try:
+            return self._tokenizer.encode_batch_fast([(first, second)])[0].ids
+        except BaseException as error:  # noqa: BLE001 - a panic of the Rust library, too
+            raise _refusal(error, f"a pair of texts of {len(first)} and {len(second)} characters") from None
 
     def decoder(self, shown: Collection[int] = (), inside: bool = False) -> TokenDecoder:
         hidden = self._hidden.difference(shown) if shown else self._hidden
@@ -188,6 +197,9 @@ class SentencePieceBackend:
         self._rules = ByteRules(token_bytes, token_bytes, " ", num_stripped)
         longest_first = sorted(filter(None, self.added_tokens), key=len, reverse=True)
         self._marks = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        return self.encode(first, True) + self.encode(second, True)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids = list(self._before) if add_special_tokens else []

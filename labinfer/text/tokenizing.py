@@ -22,6 +22,7 @@ from labinfer.text.helper_process import (
     answer_messages,
 )
 from labinfer.text.messages import Ending
+from labinfer.text.pair_text import PairText
 from labinfer.text.tokenizer import Tokenizer
 
 MODULE = "labinfer.text.tokenizing"
@@ -45,6 +46,9 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending = "before answer"
     """Where the text of the conversation ends."""
 
+    pair: PairText | None = None
+    """Query and document of a reranker, in place of a text or a conversation."""
+
     def render(self, tokenizer: Tokenizer) -> str:
         """Text of the prompt before tokenization; a conversation is rendered by the chat template."""
         if self.messages is None:
@@ -53,6 +57,8 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
         """Render and tokenize the prompt; for ``max_tokens`` see ``Tokenizer.encode_within``."""
+        if self.pair is not None:
+            return self.pair.encode(tokenizer, max_tokens)
         return self.encode_rendered(self.render(tokenizer), tokenizer, max_tokens)
 
     def encode_rendered(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
@@ -83,7 +89,7 @@ class TokenizingProcess:
             PromptTooLong, UserError: see ``Tokenizer.encode_within``; also if tokenizing takes too much time or memory.
         """
         # JSON of Python, not of msgspec: arguments of calls may have integers of any size, and lone surrogates.
-        message = json.dumps([msgspec.structs.asdict(prompt) for prompt in prompts]).encode()
+        message = json.dumps([_fields(prompt) for prompt in prompts]).encode()
         try:
             answer = msgspec.msgpack.decode(self._helper.ask(message), type=_Answer)
         except HelperTimeout:
@@ -101,6 +107,18 @@ class TokenizingProcess:
     def close(self) -> None:
         """End the process if it is running. The next prompts start it again."""
         self._helper.close()
+
+
+def _fields(prompt: PromptText) -> dict[str, Any]:
+    """Fields of a prompt as JSON values."""
+    fields = msgspec.structs.asdict(prompt)
+    return fields if prompt.pair is None else fields | {"pair": msgspec.structs.asdict(prompt.pair)}
+
+
+def _prompt(fields: dict[str, Any]) -> PromptText:
+    """Prompt with the fields that ``_fields`` returned."""
+    pair = fields.pop("pair")
+    return PromptText(**fields, pair=None if pair is None else PairText(**pair))
 
 
 class _Answer(msgspec.Struct, array_like=True):
@@ -132,7 +150,7 @@ def main(argument: str) -> None:
 
 def _answer(message: bytes, tokenizer: Tokenizer, max_tokens: int) -> _Answer:
     try:
-        return _Answer([PromptText(**fields).encode(tokenizer, max_tokens) for fields in json.loads(message)])
+        return _Answer([_prompt(fields).encode(tokenizer, max_tokens) for fields in json.loads(message)])
     except UserError as error:
         return _Answer(error=str(error), is_too_long=isinstance(error, PromptTooLong))
 

@@ -63,6 +63,8 @@ REASONS = (
     "prompt: [0-9]+ outputs for each of",
     "dimensions [0-9]+ is not supported",
     "pooling: this model is not an embedding model",
+    "model: this model has no classification head",
+    "(use_activation|instruction|truncate_prompt_tokens): this model has no score head",
     "unknown logits processor",
     "logits_processors cannot be sent to the ranks",
     "ignore_eos cannot be combined with structured_outputs",

@@ -14,7 +14,7 @@ from labinfer.api.batch.job_output import JobOutput
 from labinfer.api.batch.journal import line_digest
 from labinfer.api.batch.progress import JobProgress
 from labinfer.api.batch.reader import JsonlReader, LongLine
-from labinfer.api.batch.records import describe_record, embedding_record, error_record, result_record
+from labinfer.api.batch.records import describe_record, embedding_record, error_record, result_record, score_record
 from labinfer.api.llm import LLM
 from labinfer.base.errors import UserError, is_failure
 from labinfer.base.pooling import EmbeddingOutput
@@ -220,6 +220,9 @@ class BatchJob:
             body.check_dimensions(llm.spec.hidden_size)
             pooling = llm.spec.pooling.resolve(body.pooling)
             parsed = replace(parsed, prompts=body.prompts(), pooling=pooling)
+        if parsed.scoring is not None:
+            work = parsed.scoring.work(llm.spec)
+            parsed = replace(parsed, prompts=work.prompts(), pooling=work.pooled_by)
         line = JobLine(number, digest, parsed)
         return [
             llm.make_request((line, index), prompt, parsed.sampling, **parsed.request_fields)
@@ -231,6 +234,8 @@ class BatchJob:
         if line.parsed.embedding is not None:
             outputs = llm.spec.pooling.finish(outputs, line.parsed.embedding.normalize)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)
+        if (body := line.parsed.scoring) is not None:
+            return score_record(line.number, line.parsed, body.work(llm.spec), outputs, self._model_name)
         return result_record(
             line.number,
             line.parsed,

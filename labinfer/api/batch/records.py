@@ -19,6 +19,7 @@ from labinfer.requests.openai.embeddings import embedding_list
 from labinfer.requests.outputs import Completion, RequestOutput
 from labinfer.requests.prompts import ChatPrompt, TextPrompt
 from labinfer.requests.protocol import CHAT_URL
+from labinfer.requests.scoring import Classification, PairScoring
 from labinfer.text.tokenizer import Tokenizer
 
 
@@ -94,6 +95,19 @@ def embedding_record(number: int, line: ParsedLine, outputs: list[EmbeddingOutpu
     return _batch_record(number, line.custom_id, 200, body)
 
 
+def score_record(
+    number: int, line: ParsedLine, work: PairScoring | Classification, outputs: list[EmbeddingOutput], model: str
+) -> dict[str, Any]:
+    """Output record of a line with scores or classes: one record, however many documents the line has.
+
+    Args:
+        outputs: pooled outputs in the order of the prompts of ``work``.
+    """
+    prefix = line.url.rpartition("/")[2]
+    body = line.scoring.answer(work, outputs, id=f"{prefix}-{number}", created=int(time.time()), model=model)
+    return _batch_record(number, line.custom_id, 200, body)
+
+
 def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None) -> str:
     """Readable text for an output record: the prompt and the answers.
 
@@ -106,6 +120,8 @@ def describe_record(record: dict[str, Any], number: int, line: ParsedLine | None
         return f"--- line {number}\nerror: {body['error']['message']}\n"
     if line.embedding is not None:
         return f"--- line {number}\n{len(body['data'])} vectors\n"
+    if line.scoring is not None:
+        return f"--- line {number}\n{len(body.get('data', body.get('results')))} scores\n"
     choices = body.get("choices", [body])
     texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
     return "\n".join([f"--- {_question(line)}", *(text or "" for text in texts)]) + "\n"

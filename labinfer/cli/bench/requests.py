@@ -63,8 +63,8 @@ class RequestMaker:
                 continue
             try:
                 parsed = parse_line(line.strip(), self._sampling())
-                if parsed.embedding is not None:
-                    raise UserError("embedding requests generate no tokens to measure; remove this line")
+                if parsed.embedding is not None or parsed.scoring is not None:
+                    raise UserError("embedding and score requests generate no tokens to measure; remove this line")
                 requests.append(self._llm.make_request(len(requests), parsed.prompt, parsed.sampling))
             except UserError as error:
                 raise UserError(f"--dataset {path}, line {number}: {error}") from None

@@ -32,6 +32,6 @@ class PromptLengths:
             UserError: the line is not a request for generation, or there is no tokenizer.
         """
         parsed = parse_line(line.strip().encode(), SamplingParams())
-        if parsed.embedding is not None:
-            raise UserError("embedding requests generate no tokens to plan for; remove this line")
+        if parsed.embedding is not None or parsed.scoring is not None:
+            raise UserError("embedding and score requests generate no tokens to plan for; remove this line")
         return len(self._processor.encode(parsed.prompt))

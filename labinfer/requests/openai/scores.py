@@ -1,8 +1,8 @@
-"""vLLM's responses to pooling, score and rerank requests (vLLM's documentation, "OpenAI-Compatible Server")."""
+"""vLLM's responses to pooling, score, rerank and classify requests (vLLM's documentation, "OpenAI-Compatible Server")."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,10 +10,11 @@ from msgspec import UNSET, UnsetType
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.requests.openai.api_object import ApiObject, Count
 from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
+from labinfer.requests.scoring import ClassificationOutput
 
 
 class Pooled(ApiObject):
-    """Pooled embedding of one input: numbers, or base64 of little-endian float32 numbers."""
+    """Pooled output of one input (an embedding, or the scores of all labels): numbers, or base64 of little-endian float32 numbers."""
 
     object: Literal["pooling"]
     index: Count
@@ -32,7 +33,7 @@ class PooledList(ApiObject, kw_only=True):
 
 
 class Score(ApiObject):
-    """Cosine similarity of one pair of texts, from -1 to 1."""
+    """Score of one pair of texts: a relevance by the model's score head, or a cosine similarity from -1 to 1."""
 
     object: Literal["score"]
     index: Count
@@ -50,6 +51,28 @@ class ScoreList(ApiObject, kw_only=True):
     usage: EmbeddingUsage
 
 
+class ClassifiedInput(ApiObject, kw_only=True):
+    """Classes of one input."""
+
+    index: Count
+    label: str
+    """Name of the label with the largest score."""
+    probs: list[float]
+    """Score of each label, in the order of the model's labels."""
+    num_classes: Count
+
+
+class ClassificationList(ApiObject, kw_only=True):
+    """Complete response of ``/classify``."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: Count
+    model: str
+    data: list[ClassifiedInput]
+    usage: EmbeddingUsage
+
+
 class DocumentText(ApiObject):
     """Text of a document in a response of ``/rerank``."""
 
@@ -57,7 +80,7 @@ class DocumentText(ApiObject):
 
 
 class RankedDocument(ApiObject):
-    """Index of a document in its request, and its cosine similarity to the query, from -1 to 1."""
+    """Index of a document in its request, and its score with the query; see ``Score``."""
 
     index: Count
     relevance_score: float
@@ -65,7 +88,7 @@ class RankedDocument(ApiObject):
 
 
 class Ranking(ApiObject, kw_only=True):
-    """Complete response of ``/rerank``, the most similar document first."""
+    """Complete response of ``/rerank``, the document with the largest score first."""
 
     id: str
     model: str
@@ -80,13 +103,16 @@ def pooled_list(outputs: list[EmbeddingOutput], encoding_format: str, **fields: 
     return PooledList(data=data, usage=whole.usage, **fields)
 
 
-def cosine_scores(first: list[EmbeddingOutput], second: list[EmbeddingOutput]) -> list[float]:
-    """Cosine similarities of pairs of embeddings. If ``first`` has one embedding, it is paired with every embedding in
-    ``second``."""
-    if len(first) == 1:
-        first = first * len(second)
-    pairs = zip(first, second, strict=True)
-    return [
-        sum(a * b for a, b in zip(left.normalized().embedding, right.normalized().embedding, strict=True))
-        for left, right in pairs
+def classification_list(outputs: list[ClassificationOutput], **fields: Any) -> ClassificationList:
+    """Build the response of ``/classify``. ``fields`` are id, creation time and model of the response."""
+    data = [
+        ClassifiedInput(index=index, label=output.label, probs=output.probs, num_classes=len(output.probs))
+        for index, output in enumerate(outputs)
     ]
+    return ClassificationList(data=data, usage=count_scored(outputs), **fields)
+
+
+def count_scored(outputs: list[EmbeddingOutput] | list[ClassificationOutput]) -> EmbeddingUsage:
+    """Token counts of a request: the sum over its prompts."""
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return EmbeddingUsage(num_tokens, num_tokens)

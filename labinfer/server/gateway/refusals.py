@@ -14,9 +14,21 @@ from labinfer.requests.openai import api_errors
 from labinfer.requests.openai.files import BatchBody
 from labinfer.requests.openai.response_body import ResponseBody
 from labinfer.requests.protocol import ChatBody, CompletionBody, EmbeddingBody
+from labinfer.requests.score_bodies import ClassifyBody, RerankBody, ScoreBody
 from labinfer.server.link.layout_change import LayoutChange
 
-BODIES = (ChatBody, CompletionBody, EmbeddingBody, ResponseBody, MessageBody, BatchBody, LayoutChange)
+BODIES = (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    ScoreBody,
+    ClassifyBody,
+    RerankBody,
+    ResponseBody,
+    MessageBody,
+    BatchBody,
+    LayoutChange,
+)
 FIELD_NAMES = {name for body in BODIES for name in body.__struct_fields__} | {"tokens", "text_1", "limit", "order"}
 """Names of request fields that an error text may begin with: fields of all bodies, of ``/detokenize`` and ``/score``,
 and parameters of lists."""

@@ -30,6 +30,7 @@ from labinfer.comm.group.failure import end_process_with
 from labinfer.requests.offline_runner import check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.requests.prompts import PromptLike
+from labinfer.requests.scoring import Classification, ClassificationOutput, PairScoring, ScoringOutput, pair_scoring
 from labinfer.server.host.engine_host import EngineHost
 from labinfer.server.host.followers import follow_host
 from labinfer.server.host.in_process_connection import DirectCall, InProcessConnection
@@ -103,6 +104,25 @@ class AsyncLLM:
         async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
             (output,) = own.finish([await anext(items)], normalize)
         return output
+
+    async def score(self, queries: str | list[str], documents: str | list[str], **options: Any) -> list[ScoringOutput]:
+        """Score pairs of texts; see ``LLM.score``."""
+        return await self._score(pair_scoring(self._llm.spec, queries, documents, **options))
+
+    async def classify(self, prompt: PromptLike, *, use_activation: bool | None = None) -> ClassificationOutput:
+        """Compute the scores of a classifier's labels for a prompt; see ``LLM.classify``."""
+        work = Classification(model=self._llm.spec, given=[prompt], use_activation=use_activation)
+        (output,) = await self._score(work)
+        return output
+
+    async def _score(self, work: PairScoring | Classification) -> list:
+        """Run the prompts of ``work`` at the same time, and return its outputs."""
+
+        async def pool(prompt: PromptLike) -> EmbeddingOutput:
+            async with aclosing(self._items(prompt, None, pooling=work.pooled_by)) as items:
+                return await anext(items)
+
+        return work.outputs(await asyncio.gather(*map(pool, work.prompts())))
 
     async def close(self) -> None:
         """Abort open requests, end the engine's thread, and leave the group of ranks. The AsyncLLM is unusable

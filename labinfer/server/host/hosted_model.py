@@ -101,6 +101,7 @@ class HostedModel:
             vocab_size=llm.spec.vocab_size,
             hidden_size=llm.spec.hidden_size,
             pooling=llm.spec.pooling,
+            score_head=llm.spec.score_head,
             max_model_len=llm.spec.max_model_len,
             context_shift=options.scheduler.context_shift,
             num_layers=llm.layout.config.num_layers,

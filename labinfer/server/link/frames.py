@@ -7,6 +7,7 @@ import msgspec
 from labinfer.base.heartbeat import Wait
 from labinfer.base.pooling import PoolingConfig
 from labinfer.base.rank_stats import Slices
+from labinfer.base.score_head import ScoreHead
 from labinfer.comm.progress import Progress
 from labinfer.engine.request import AnswerUpdate, Request
 from labinfer.server.link.layout_change import LayoutChange
@@ -141,6 +142,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     pooling: PoolingConfig = PoolingConfig()
     """Pooling of embedding requests that do not set it."""
+    score_head: ScoreHead | None = None
+    """Head of a classifier or reranker; None for other models."""
     max_model_len: int
     context_shift: bool
     """Whether answers may exceed the context length (``--context-shift``)."""

@@ -1,146 +1,97 @@
-"""``/pooling``, ``/score`` and ``/rerank``, with vLLM's bodies.
+"""``/pooling``, ``/score``, ``/rerank`` and ``/classify``, with vLLM's bodies.
 
-Scores are cosine similarities of embeddings, as in vLLM for embedding models. Models that read both texts together (cross-encoders,
-Qwen3-Reranker) are refused.
+A model with a score head (a classifier or reranker) reads both texts of a pair together. Scores of other models are cosine similarities
+of embeddings, as in vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from dataclasses import replace
 
-import msgspec
-from msgspec import UNSET
 from starlette.responses import Response
 
-from labinfer.base.errors import UserError
-from labinfer.requests.openai.embeddings import count_tokens
-from labinfer.requests.openai.scores import (
-    DocumentText,
-    PooledList,
-    RankedDocument,
-    Ranking,
-    Score,
-    ScoreList,
-    cosine_scores,
-    pooled_list,
+from labinfer.base.pooling import EmbeddingOutput
+from labinfer.base.sampling_params import SamplingParams
+from labinfer.requests.generation_input import GenerationInput
+from labinfer.requests.openai.scores import ClassificationList, PooledList, Ranking, ScoreList, pooled_list
+from labinfer.requests.score_bodies import (
+    CLASSIFY_URL,
+    RERANK_URLS,
+    SCORE_URLS,
+    ClassifyBody,
+    PoolingBody,
+    RerankBody,
+    ScoreBody,
+    ScoreRequest,
 )
-from labinfer.requests.prompts import TextPrompt
-from labinfer.requests.protocol import MAX_INPUTS, EmbeddingBody, Pooling
+from labinfer.requests.scoring import Classification, PairScoring
 from labinfer.server.gateway.endpoint import GENERATION_ERRORS, endpoint
+from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
 from labinfer.server.gateway.routes.embeddings import embed
-
-InputText = Annotated[str, msgspec.Meta(min_length=1)]
-Texts = InputText | Annotated[list[InputText], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
+from labinfer.server.gateway.service import Model
 
 
-class ScoreBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Pairs of texts to score: one ``text_1`` with each ``text_2``, or two lists of equal length."""
-
-    model: str | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
-    """``queries`` and ``documents`` are vLLM's newer names of ``text_1`` and ``text_2``."""
-    user: str | None = None
-    pooling: Pooling | None = None
-
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """First texts and second texts of all pairs.
-
-        Raises:
-            UserError: texts are missing, given twice, or cannot be paired.
-        """
-        given = [(self.text_1, self.text_2), (self.queries, self.documents)]
-        whole = [pair for pair in given if None not in pair]
-        if len(whole) != 1 or any(pair != (None, None) for pair in given if pair is not whole[0]):
-            raise UserError("text_1 and text_2, or queries and documents: give one pair")
-        first, second = ([texts] if isinstance(texts, str) else texts for texts in whole[0])
-        if len(first) not in (1, len(second)):
-            raise UserError(
-                f"text_1 has {len(first)} texts and text_2 {len(second)}; give one text_1, or equally many of both"
-            )
-        if (total := len(first) + len(second)) > MAX_INPUTS:
-            raise UserError(f"text_1 and text_2 have {total} texts, more than {MAX_INPUTS}; send several requests")
-        return first, second
-
-
-class RerankDocument(msgspec.Struct, forbid_unknown_fields=True):
-    text: InputText
-
-
-class RerankBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A query, and documents to rank by their similarity to it."""
-
-    model: str | None = None
-    query: InputText
-    documents: Annotated[list[InputText | RerankDocument], msgspec.Meta(min_length=1, max_length=MAX_INPUTS - 1)]
-    top_n: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Number of documents to return; 0 for all."""
-    return_documents: bool | None = None
-    """False to leave the texts of documents out of the response."""
-    user: str | None = None
-    pooling: Pooling | None = None
-
-
-@endpoint("POST", "/pooling", body=EmbeddingBody, answer=PooledList, errors=GENERATION_ERRORS)
+@endpoint("POST", "/pooling", body=PoolingBody, answer=PooledList, errors=GENERATION_ERRORS)
 async def pool(context: HttpContext) -> Response:
-    """Compute embeddings of texts, with vLLM's fields."""
-    body = await context.read(EmbeddingBody)
+    """Compute embeddings of texts, or scores of their labels, with vLLM's fields."""
+    body = await context.read(PoolingBody)
     model = context.service.model(body.model)
-    checked(lambda: body.check_dimensions(model.info.hidden_size))
-    outputs = await embed(context, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
+    work = checked(lambda: body.work(model.info))
+    if work is None:
+        checked(lambda: body.check_dimensions(model.info.hidden_size))
+        outputs = await embed(context, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
+    else:
+        pooled = await _run(context, model, work, body.user)
+        outputs = [
+            replace(output, embedding=scored.probs) for output, scored in zip(pooled, work.outputs(pooled), strict=True)
+        ]
     fields = context.answer_fields("pool-", model.info.name)
     return await asyncio.to_thread(lambda: context.json(pooled_list(outputs, body.encoding_format, **fields)))
 
 
-@endpoint("POST", "/score", aliases=("/v1/score",), body=ScoreBody, answer=ScoreList, errors=GENERATION_ERRORS)
+@endpoint("POST", SCORE_URLS[0], aliases=SCORE_URLS[1:], body=ScoreBody, answer=ScoreList, errors=GENERATION_ERRORS)
 async def score(context: HttpContext) -> Response:
-    """Compute similarity scores of pairs of texts: cosine similarities of their embeddings."""
-    body = await context.read(ScoreBody)
-    model = context.service.model(body.model)
-    first, second = checked(body.pairs)
-    checked(lambda: model.info.pooling.check_scores(body.pooling))
-    prompts = list(map(TextPrompt, first + second))
-    outputs = await embed(context, model, lambda: prompts, body.pooling, body.user)
-
-    def whole() -> Response:
-        scores = cosine_scores(outputs[: len(first)], outputs[len(first) :])
-        answer = ScoreList(
-            **context.answer_fields("score-", model.info.name),
-            data=[Score("score", index, score) for index, score in enumerate(scores)],
-            usage=count_tokens(outputs),
-        )
-        return context.json(answer)
-
-    return await asyncio.to_thread(whole)
+    """Score pairs of texts, by the model's score head or by cosine similarities of embeddings."""
+    return await _answer(context, await context.read(ScoreBody), "score-")
 
 
-@endpoint(
-    "POST", "/rerank", aliases=("/v1/rerank", "/v2/rerank"), body=RerankBody, answer=Ranking, errors=GENERATION_ERRORS
-)
+@endpoint("POST", RERANK_URLS[0], aliases=RERANK_URLS[1:], body=RerankBody, answer=Ranking, errors=GENERATION_ERRORS)
 async def rerank(context: HttpContext) -> Response:
-    """Rank documents by their similarity to a query."""
-    body = await context.read(RerankBody)
+    """Rank documents by their scores with a query."""
+    return await _answer(context, await context.read(RerankBody), "rerank-")
+
+
+@endpoint("POST", CLASSIFY_URL, body=ClassifyBody, answer=ClassificationList, errors=GENERATION_ERRORS)
+async def classify(context: HttpContext) -> Response:
+    """Compute the scores of a classifier's labels for texts."""
+    return await _answer(context, await context.read(ClassifyBody), "classify-")
+
+
+async def _answer(context: HttpContext, body: ScoreRequest, prefix: str) -> Response:
+    """Compute the scores that ``body`` asks for, and make the response, whose id begins with ``prefix``."""
     model = context.service.model(body.model)
-    checked(lambda: model.info.pooling.check_scores(body.pooling))
-    texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    prompts = list(map(TextPrompt, [body.query, *texts]))
-    outputs = await embed(context, model, lambda: prompts, body.pooling, body.user)
+    work = checked(lambda: body.work(model.info))
+    pooled = await _run(context, model, work, body.user)
+    fields = context.answer_fields(prefix, model.info.name)
+    return await asyncio.to_thread(lambda: context.json(body.answer(work, pooled, **fields)))
 
-    def whole() -> Response:
-        scores = cosine_scores(outputs[:1], outputs[1:])
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        results = [
-            RankedDocument(
-                index, scores[index], UNSET if body.return_documents is False else DocumentText(texts[index])
-            )
-            for index in order[: body.top_n or len(order)]
-        ]
-        answer = Ranking(id=f"rerank-{context.id}", model=model.info.name, results=results, usage=count_tokens(outputs))
-        return context.json(answer)
 
-    return await asyncio.to_thread(whole)
+async def _run(
+    context: HttpContext, model: Model, work: PairScoring | Classification, user: str | None
+) -> list[EmbeddingOutput]:
+    """Pooled outputs of the prompts of ``work``, in order.
+
+    Raises:
+        ApiError: a prompt is invalid, or the task fails.
+    """
+
+    def read() -> GenerationInput:
+        return GenerationInput(
+            prompts=work.prompts(), sampling=SamplingParams(), user=user or "", pooling=work.pooled_by
+        )
+
+    task = await GenerationTask.start(context, model, read)
+    return await task.outputs()

@@ -1,0 +1,177 @@
+"""Classifiers and rerankers: their scores are those of Transformers' own classes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from checkpoints import VOCAB, make_checkpoint, mixed_prompts
+from classifiers import PAD, classifier_logits, make_classifier, make_reranker, token_shares, write_logit_score
+
+from labinfer import LLM
+from labinfer.base.errors import UserError
+from labinfer.base.kinds import MODEL_FAMILIES
+from labinfer.models.architectures import classifiers
+from labinfer.text.pair_text import PAIR_TEMPLATES
+
+SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
+LONG = {**SMALL, "num_kv_blocks": 400}
+TOLERANCE = 1e-5
+PROMPTS = [*mixed_prompts(4), [7, 8, 9, PAD, PAD], [PAD, PAD], [3, PAD, 4]]
+"""Some end in the padding token, which Transformers does not read."""
+SLOW = pytest.mark.slow
+KINDS = [
+    ("qwen3", 3),
+    ("llama-untied", 1),
+    ("gemma3-pictures", 3),
+    *(
+        pytest.param(kind, 2, marks=SLOW)
+        for kind in ("qwen2-tied", "mistral", "gemma3", "phi3", "qwen3-moe", "gpt-oss", "deepseek-v3", "olmo3", "glm4")
+    ),
+]
+OPTIONS = [
+    {"chunked_prefill_size": 3},
+    {"max_num_seqs": 2, "enable_prefix_caching": False},
+]
+
+
+def worst(found: list[list[float]], expected: list[list[float]]) -> float:
+    return float((torch.tensor(found) - torch.tensor(expected)).abs().max())
+
+
+def softmax(logits: list[float]) -> list[float]:
+    return torch.tensor(logits, dtype=torch.float64).softmax(dim=0).tolist()
+
+
+@pytest.mark.parametrize(("kind", "num_labels"), KINDS)
+def test_logits_are_those_of_transformers(kind, num_labels, tmp_path):
+    directory = make_classifier(tmp_path, kind, num_labels)
+    expected = classifier_logits(directory, PROMPTS)
+    for options in OPTIONS:
+        with LLM(str(directory), **SMALL | options) as llm:
+            for _ in range(2):  # the second time from the prefix cache
+                outputs = llm.classify(PROMPTS, use_activation=False)
+                assert worst([output.probs for output in outputs], expected) < TOLERANCE, options
+            assert [output.prompt_token_ids for output in outputs] == PROMPTS
+
+
+def test_activation_and_labels_are_those_of_the_config(tmp_path):
+    directory = make_classifier(tmp_path, "qwen3", 3, id2label={"0": "bad", "1": "so so", "2": "good"})
+    logits = classifier_logits(directory, PROMPTS)
+    expected = {
+        None: list(map(softmax, logits)),
+        "single_label_classification": list(map(softmax, logits)),
+        "multi_label_classification": torch.tensor(logits, dtype=torch.float64).sigmoid().tolist(),
+        "regression": logits,
+    }
+    config = json.loads((directory / "config.json").read_text())
+    for problem, scores in expected.items():
+        (directory / "config.json").write_text(json.dumps(config | {"problem_type": problem}))
+        with LLM(str(directory), **SMALL) as llm:
+            outputs = llm.classify(PROMPTS)
+            assert worst([output.probs for output in outputs], scores) < TOLERANCE, problem
+            names = ["bad", "so so", "good"]
+            assert [output.label for output in outputs] == [names[row.index(max(row))] for row in logits]
+    (directory / "config.json").write_text(json.dumps(config | {"problem_type": "ranking"}))
+    with pytest.raises(UserError, match="problem_type 'ranking' is not supported; supported are single_label"):
+        LLM(str(directory), **SMALL)
+
+
+def test_classifier_does_only_what_it_can(tmp_path):
+    directory = make_classifier(tmp_path, "qwen2-tied", 3)
+    with LLM(str(directory), **SMALL) as llm:
+        with pytest.raises(UserError, match=r"has no output head \(lm_head\) and cannot generate.*scores instead"):
+            llm.generate(PROMPTS)
+        for pooling in (None, "last", "mean"):
+            with pytest.raises(UserError, match="gives no embeddings.*use /classify"):
+                llm.embed(PROMPTS, pooling)
+        with pytest.raises(UserError, match="this classifier has 3 labels"):
+            llm.score("a", ["b"])
+
+
+def test_cross_encoder_scores_pairs_by_a_sigmoid(tmp_path):
+    directory = make_classifier(tmp_path, "qwen3", 1)
+    with LLM(str(directory), **SMALL) as llm:
+        outputs = llm.score(["the fox", "the dog"], ["a lazy dog", "a world"])
+        prompts = [output.prompt_token_ids for output in outputs]
+        assert prompts[0] == llm.tokenizer.encode("the fox") + llm.tokenizer.encode("a lazy dog")
+        logits = [row[0] for row in classifier_logits(directory, prompts)]
+        assert [output.score for output in outputs] == pytest.approx(
+            [1 / (1 + math.exp(-logit)) for logit in logits], abs=TOLERANCE
+        )
+        raw = llm.score("the fox", "a lazy dog", use_activation=False)[0].score
+        assert raw == pytest.approx(logits[0], abs=TOLERANCE)
+        with pytest.raises(UserError, match="instruction: this model has no template"):
+            llm.score("a", "b", instruction="c")
+
+
+def test_qwen3_reranker_scores_by_yes_and_no(tmp_path):
+    directory = make_reranker(tmp_path)
+    documents = ["a lazy dog", "the fox jumps", "world " * 200]
+    template = PAIR_TEMPLATES["qwen3"]
+    with LLM(str(directory), **LONG, reranker="qwen3") as llm:
+        ids = tuple(llm.tokenizer.encode(text)[0] for text in ("yes", "no"))
+        outputs = llm.score("the fox", documents, truncate_prompt_tokens=330, instruction="Find foxes")
+        prompts = [output.prompt_token_ids for output in outputs]
+        shares = token_shares(directory, prompts, ids)
+        assert [output.score for output in outputs] == pytest.approx(shares, abs=1e-6)
+        encode = llm.tokenizer.encode
+        middle = template.middle.format(instruction="Find foxes", query="the fox", document=documents[0])
+        assert prompts[0] == encode(template.prefix) + encode(middle) + encode(template.suffix)
+        suffix = encode(template.suffix)
+        assert 320 < len(prompts[2]) <= 330 and prompts[2][-len(suffix) :] == suffix
+        begin = encode(template.prefix) + encode(middle.removesuffix(documents[0]) + "world")
+        assert prompts[2][: len(begin)] == begin
+        with pytest.raises(UserError, match="maximum context length"):
+            llm.score("the fox", documents[2] * 9)
+        with pytest.raises(UserError, match="without its document, the prompt has"):
+            llm.score("the fox", documents, truncate_prompt_tokens=20)
+        assert llm.generate([[7, 8, 9]])[0].token_ids  # its head generates, too
+    with LLM(str(directory), **SMALL) as llm, pytest.raises(UserError, match="start with --reranker qwen3"):
+        llm.score("the fox", documents)  # cosines of its hidden states would be no scores
+
+
+def test_reranker_by_the_files_of_sentence_transformers(tmp_path):
+    directory = make_checkpoint(tmp_path, "llama-untied")
+    write_logit_score(directory, 40, 30, prompts={"web": "Find it"}, default_prompt_name="web")
+    (directory / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'query' %}Q: {{ m.content }}{% elif m.role == 'document' %} D: "
+        "{{ m.content }}{% else %}{{ m.content }}\n{% endif %}{% endfor %}!"
+    )
+    with LLM(str(directory), **SMALL) as llm:
+        outputs = llm.score("fox", ["dog", "the world"])
+        prompts = [output.prompt_token_ids for output in outputs]
+        assert prompts[1] == llm.tokenizer.encode("Find it\nQ: fox D: the world!")
+        assert [output.score for output in outputs] == pytest.approx(
+            token_shares(directory, prompts, (40, 30)), abs=1e-6
+        )
+    path = directory / "1_LogitScore" / "config.json"
+    path.write_text(json.dumps({"true_token_id": VOCAB}))
+    with pytest.raises(UserError, match=rf"token ids \[{VOCAB}\] are not in the vocabulary"):
+        LLM(str(directory), **SMALL)
+    path.write_text(json.dumps({"true_token_id": "yes"}))
+    with pytest.raises(UserError, match="true_token_id and false_token_id should be token ids"):
+        LLM(str(directory), **SMALL)
+
+
+def test_classifier_converted_from_a_reranker_has_its_template(tmp_path):
+    directory = make_classifier(tmp_path, "qwen3", 1)
+    with LLM(str(directory), **LONG, reranker="qwen3") as llm:
+        (output,) = llm.score("fox", "dog")
+        assert output.prompt_token_ids[-5:] == llm.tokenizer.encode(PAIR_TEMPLATES["qwen3"].suffix)[-5:]
+        (logits,) = classifier_logits(directory, [output.prompt_token_ids])
+        assert output.score == pytest.approx(1 / (1 + math.exp(-logits[0])), abs=TOLERANCE)
+
+
+def test_reranker_without_its_tokens_is_refused(tmp_path):
+    directory = make_checkpoint(tmp_path, "qwen3")
+    with pytest.raises(UserError, match="reads the logits of the tokens 'no' and 'yes', but the tokenizer of"):
+        LLM(str(directory), **SMALL, reranker="qwen3")
+
+
+def test_classifiers_are_named_after_their_families():
+    assert classifiers()["Qwen3ForSequenceClassification"] == "Qwen3ForCausalLM"
+    assert classifiers()["Gemma3TextForSequenceClassification"] == "Gemma3ForCausalLM"
+    assert set(classifiers().values()) <= set(MODEL_FAMILIES)
