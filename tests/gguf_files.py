@@ -331,8 +331,26 @@ def write_twin(checkpoint: Path, path: Path, twin: Path) -> Path:
     return twin
 
 
-STEPS = {"Q4_K": 63 * 15, "Q5_K": 63 * 31, "Q6_K": 127 * 31, "IQ4_NL": 127, "IQ4_XS": 32 * 127}
+STEPS = {
+    "Q4_K": 63 * 15,
+    "Q5_K": 63 * 31,
+    "Q6_K": 127 * 31,
+    "IQ4_NL": 127,
+    "IQ4_XS": 32 * 127,
+    "Q2_K": 15 * 3,
+    "Q3_K": 32 * 4,
+    "IQ1_S": 15,
+    "IQ2_XXS": 43 * 4,
+    "IQ2_XS": 43 * 4,
+    "IQ2_S": 43 * 4,
+    "IQ3_XXS": 62 * 8,
+    "IQ3_S": 15 * 31,
+}
 """The largest number of types that gguf-py does not quantise to, as a multiple of a block's first scale."""
+PLACES = {"Q6_K": 208, "Q2_K": 80, "Q3_K": 108}
+"""Position of a block's first scale, where it is not the block's first bytes."""
+MINIMA = {"Q4_K": (2, 63), "Q5_K": (2, 63), "Q2_K": (82, 15)}
+"""Position of the scale of a block's minima, and its largest factor."""
 
 
 def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
@@ -342,10 +360,11 @@ def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(values.size)
     blocks = rng.integers(0, 256, (values.size // size, num_bytes), dtype=np.uint8)
-    place = 208 if kind.name == "Q6_K" else 0
+    place = PLACES.get(kind.name, 0)
     blocks[:, place : place + 2] = np.frombuffer(np.float16(0.6 / STEPS[kind.name]).tobytes(), np.uint8)
-    if kind.name in ("Q4_K", "Q5_K"):
-        blocks[:, 2:4] = np.frombuffer(np.float16(0.3 / 63).tobytes(), np.uint8)
+    if kind.name in MINIMA:
+        place, most = MINIMA[kind.name]
+        blocks[:, place : place + 2] = np.frombuffer(np.float16(0.3 / most).tobytes(), np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)
 
 

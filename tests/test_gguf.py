@@ -114,6 +114,16 @@ TYPES = {
         "up": "Q4_K",
         "down": "Q4_1",
     },
+    "low": {
+        "q_proj": "TQ2_0",
+        "k_proj": "TQ1_0",
+        "v_proj": "Q3_K",
+        "o_proj": "IQ1_S",
+        "gate_proj": "Q2_K",
+        "up": "IQ3_S",
+        "down": "IQ2_XXS",
+    },
+    "low-16": {"q_proj": "IQ2_XS", "k_proj": "IQ2_S", "gate_proj": "Q3_K", "up": "Q2_K", "_proj": "IQ3_XXS"},
     "five": {"gate_proj": "Q5_1", "up": "Q5_K", "down": "Q5_1"},
     "MXFP4": "MXFP4",
 }

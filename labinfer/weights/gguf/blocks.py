@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from labinfer.weights.formats.mxfp4 import E2M1, half_powers
+from labinfer.weights.gguf.grids import IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
 from labinfer.weights.gguf.types import BlockType
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -98,6 +99,86 @@ def _q6_k(blocks: torch.Tensor) -> Numbers:
     return Numbers(whole, _half(blocks[:, 208:]) * _signed(blocks[:, 192:208]).float())
 
 
+def _q2_k(blocks: torch.Tensor) -> Numbers:
+    scales, minima = (blocks[:, :16] & 15).float(), (blocks[:, :16] >> 4).float()
+    return Numbers(_pairs(blocks[:, 16:80]), _half(blocks[:, 80:82]) * scales, -(_half(blocks[:, 82:]) * minima))
+
+
+def _q3_k(blocks: torch.Tensor) -> Numbers:
+    """The 16 scales have 6 bits: the lower 4 in the halves of bytes 96 to 103, the upper 2 in those of bytes 104 to 107."""
+    high = (blocks[:, None, :32] >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1).flatten(1).to(torch.int16)
+    upper = (blocks[:, None, 104:108] >> torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(1) & 3).flatten(1)
+    scales = (_nibbles(blocks[:, 96:104], run=8) | upper.to(torch.int16) << 4) - 32
+    return Numbers((_pairs(blocks[:, 32:96]) | high << 2) - 4, _half(blocks[:, 108:]) * scales.float())
+
+
+def _iq1_s(blocks: torch.Tensor) -> Numbers:
+    """The numbers of the grid are shifted by an eighth, up or down, so eight times a number is an integer."""
+    rest = _words(blocks[:, 34:], torch.int16)
+    indices = _unsigned(blocks[:, 2:34]).view(-1, 8, 4) | (rest.unsqueeze(2) >> torch.tensor([0, 3, 6, 9]) & 7) << 8
+    whole = 8 * IQ1.vectors[indices].flatten(2) + (1 - 2 * (rest >> 15)).unsqueeze(2)
+    return Numbers(whole.flatten(1).to(torch.int16), _half(blocks[:, :2]) * (2 * (rest >> 12 & 7) + 1).float() / 8)
+
+
+def _iq1_m(blocks: torch.Tensor) -> Numbers:
+    """The bits of the float16 scale are the upper halves of the last bytes of four words."""
+    words = _words(blocks[:, 48:], torch.int16)
+    bits = (words >> 12 << torch.tensor([0, 4, 8, 12])).sum(1, keepdim=True)
+    scale = bits.to(torch.uint16).view(torch.float16).float()
+    scales = 2 * (words.unsqueeze(2) >> torch.tensor([0, 3, 6, 9]) & 7).flatten(1) + 1
+    rest = _nibbles(blocks[:, 32:48], run=1).long()
+    vectors = IQ1.vectors[_unsigned(blocks[:, :32]) | (rest & 7) << 8]
+    whole = 8 * vectors + (1 - 2 * (rest >> 3)).unsqueeze(2)
+    return Numbers(whole.flatten(1).to(torch.int16), scale * scales.float() / 8)
+
+
+def _iq2_xxs(blocks: torch.Tensor) -> Numbers:
+    words = _words(blocks[:, 2:], torch.int32).view(-1, 8, 2)[:, :, 1]
+    vectors = IQ2_XXS.vectors[_unsigned(blocks[:, 2:]).view(-1, 8, 8)[:, :, :4]]
+    return _signed_vectors(
+        vectors.flatten(1), _even_signs(words), _half(blocks[:, :2]) * (0.5 + (words >> 28).float()) / 4
+    )
+
+
+def _iq2_xs(blocks: torch.Tensor) -> Numbers:
+    words, scales = _words(blocks[:, 2:66], torch.int16), 0.5 + _nibbles(blocks[:, 66:], run=1).float()
+    vectors = IQ2_XS.vectors[words & 511]
+    return _signed_vectors(vectors.flatten(1), _parity(words >> 9), _half(blocks[:, :2]) * scales / 4)
+
+
+def _iq2_s(blocks: torch.Tensor) -> Numbers:
+    upper = _unsigned(blocks[:, 66:74]).unsqueeze(2) >> torch.tensor([0, 2, 4, 6]) & 3
+    vectors = IQ2_S.vectors[_unsigned(blocks[:, 2:34]) | upper.flatten(1) << 8]
+    scales = 0.5 + _nibbles(blocks[:, 74:], run=1).float()
+    return _signed_vectors(vectors.flatten(1), _unsigned(blocks[:, 34:66]), _half(blocks[:, :2]) * scales / 4)
+
+
+def _iq3_xxs(blocks: torch.Tensor) -> Numbers:
+    words, vectors = _words(blocks[:, 66:], torch.int32), IQ3_XXS.vectors[_unsigned(blocks[:, 2:66])]
+    return _signed_vectors(
+        vectors.flatten(1), _even_signs(words), _half(blocks[:, :2]) * (0.5 + (words >> 28).float()) / 2
+    )
+
+
+def _iq3_s(blocks: torch.Tensor) -> Numbers:
+    vectors = IQ3_S.vectors[_unsigned(blocks[:, 2:66]) | _bits(blocks[:, 66:74]).long() << 8]
+    scales = 1 + 2 * _nibbles(blocks[:, 106:], run=1).float()
+    return _signed_vectors(vectors.flatten(1), _unsigned(blocks[:, 74:106]), _half(blocks[:, :2]) * scales)
+
+
+def _tq1_0(blocks: torch.Tensor) -> Numbers:
+    """A byte has five ternary digits (bytes 48 to 51: four) of numbers that are a byte's length apart; digit k is the upper byte of 3
+    times the lower byte of the stored one times 3 ** k."""
+    powers = torch.tensor([1, 3, 9, 27, 81]).unsqueeze(1)
+    parts = (blocks[:, None, :32], powers), (blocks[:, None, 32:48], powers), (blocks[:, None, 48:52], powers[:4])
+    digits = torch.cat([((part.long() * powers & 255) * 3 >> 8).flatten(1) for part, powers in parts], dim=1)
+    return Numbers((digits - 1).to(torch.int16), _half(blocks[:, 52:]).repeat(1, 2))
+
+
+def _tq2_0(blocks: torch.Tensor) -> Numbers:
+    return Numbers(_pairs(blocks[:, :64]) - 1, _half(blocks[:, 64:]).repeat(1, 2))
+
+
 def _iq4_nl(blocks: torch.Tensor) -> Numbers:
     return _look_up(FOUR_BITS, blocks[:, 2:], _half(blocks[:, :2]))
 
@@ -123,6 +204,17 @@ DECODERS: dict[str, Callable[[torch.Tensor], Numbers]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
@@ -133,6 +225,33 @@ def _nibbles(data: torch.Tensor, run: int = 16) -> torch.Tensor:
     """Codes of 4 bits as int16: from each ``run`` bytes of ``data``, first the low halves of all bytes, then the high halves."""
     runs = data.reshape(len(data), -1, 1, run)
     return torch.cat((runs & 15, runs >> 4), dim=2).view(len(data), -1).to(torch.int16)
+
+
+def _pairs(data: torch.Tensor) -> torch.Tensor:
+    """Codes of 2 bits as int16: from each 32 bytes of ``data``, first the lowest 2 bits of all bytes, then the next ones."""
+    runs = data.reshape(len(data), -1, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(1)
+    return (runs & 3).flatten(1).to(torch.int16)
+
+
+def _words(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Unsigned integers of ``data``, of as many bits as ``dtype`` has, as int64."""
+    return data.clone(memory_format=torch.contiguous_format).view(dtype).long() & (1 << 8 * dtype.itemsize) - 1
+
+
+def _parity(seven: torch.Tensor) -> torch.Tensor:
+    """Bytes of an even number of ones, from their lower 7 bits ``seven`` (int64)."""
+    ones = sum(seven >> bit & 1 for bit in range(7))
+    return seven | (ones & 1) << 7
+
+
+def _even_signs(words: torch.Tensor) -> torch.Tensor:
+    """Bytes of signs, from the lower 28 bits of 32-bit words: four times 7 bits; see ``_parity``."""
+    return _parity(words.unsqueeze(2) >> torch.tensor([0, 7, 14, 21]) & 127).flatten(1)
+
+
+def _signed_vectors(magnitudes_NS: torch.Tensor, signs: torch.Tensor, scales_NG: torch.Tensor) -> Numbers:
+    """Numbers with a sign each; a bit of the bytes ``signs`` (N, S / 8) is 1 for a negative number, the lowest bit first."""
+    return Numbers(magnitudes_NS * (1 - 2 * _bits(signs.to(torch.uint8))), scales_NG)
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:

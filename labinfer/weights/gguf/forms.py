@@ -16,6 +16,17 @@ from labinfer.weights.gguf.types import BlockType
 FIVE_BITS = QuantLayout(bits=5, group=32, has_minima=True)
 TABLE_4 = QuantLayout(bits=4, group=32, table="iq4")
 FORMS = {
+    "Q2_K": QuantLayout(bits=4, group=16, has_minima=True),
+    "Q3_K": QuantLayout(bits=4, group=16),
+    "IQ1_S": QuantLayout(bits=8, group=32),
+    "IQ1_M": QuantLayout(bits=8, group=16),
+    "IQ2_XXS": QuantLayout(bits=8, group=32),
+    "IQ2_XS": QuantLayout(bits=8, group=16),
+    "IQ2_S": QuantLayout(bits=8, group=16),
+    "IQ3_XXS": QuantLayout(bits=8, group=32),
+    "IQ3_S": QuantLayout(bits=8, group=32),
+    "TQ1_0": QuantLayout(bits=4, group=128),
+    "TQ2_0": QuantLayout(bits=4, group=128),
     "Q4_0": QuantLayout(bits=4, group=32),
     "Q4_1": QuantLayout(bits=4, group=32, has_minima=True),
     "Q5_0": QuantLayout(bits=5, group=32),

@@ -203,7 +203,7 @@ BROKEN = {
     "beyond the end": (header(num_tensors=1, rest=tensor(1 << 47, 1 << 47)), "ends before tensor 't'"),
     "offset": (header(num_tensors=1, rest=tensor(1, offset=(1 << 64) - 1) + bytes(99)), "ends before tensor 't'"),
     "half a block": (header(num_tensors=1, rest=tensor(16, number=8)), r"type Q8_0 has shape \[16\]"),
-    "type": (header(num_tensors=1, rest=tensor(256, number=10)), "is of type Q2_K, which is not supported; supported are F32"),
+    "type": (header(num_tensors=1, rest=tensor(256, number=9)), "is of type Q8_1, which is not supported; supported are F32"),
     "unknown type": (header(num_tensors=1, rest=tensor(256, number=99)), "is of type 99, which"),
     "lines in a name": (header(num_tensors=1, rest=tensor(1 << 20, name=b"a\nb")), r"ends before tensor 'a\\nb'"),
     "tensor twice": (header(num_tensors=2, rest=2 * tensor(1)) + bytes(99), "tensor 't' occurs twice"),
