@@ -1,5 +1,5 @@
 // Whole functions of models in each dtype against plain ones, for the processor that they are compiled for: products, norms,
-// activations, and attention over what was written to a cache.
+// activations, attention over what was written to a cache, and the recurrence of Mamba-2.
 #include <cstdio>
 #include <random>
 #include <string>
@@ -14,7 +14,14 @@ extern "C" {
   void gelu_and_mul_##DTYPE(const NUMBER*, NUMBER*, int64_t, int64_t, int);                                               \
   void rotate_and_write_##DTYPE(const NUMBER*, const NUMBER*, const NUMBER*, const void*, const int64_t*, NUMBER*, void*, \
                                 float*, void*, float*, int64_t, int64_t, int64_t, int64_t, int64_t, int, int, int64_t,    \
-                                int, int);
+                                int, int);                                                                                \
+  void causal_conv_##DTYPE(const NUMBER*, const float*, const float*, NUMBER*, const int64_t*, const int64_t*,            \
+                           const int64_t*, NUMBER*, int64_t, int64_t, int64_t, int64_t, int);                             \
+  void selective_scan_##DTYPE(const NUMBER*, const NUMBER*, const float*, const float*, const float*, const int64_t*,     \
+                              float*, const int64_t*, const int64_t*, const int64_t*, NUMBER*, int64_t, int64_t, int64_t, \
+                              int64_t, int64_t, int64_t, float, float, int);                                              \
+  void gated_group_norm_##DTYPE(const NUMBER*, const NUMBER*, const NUMBER*, NUMBER*, int64_t, int64_t, int64_t, int64_t, \
+                                float, int);
 DECLARE(bfloat16, bf16)
 DECLARE(float32, float)
 DECLARE(float16, half)
@@ -27,7 +34,7 @@ void linear(const bf16*, const bf16*, const bf16*, bf16*, int64_t, int64_t, int6
 #define ATTEND(NAME)                                                                                                      \
   void NAME(const void*, const void*, const float*, const void*, const float*, const int64_t*, const int64_t*,            \
             const int64_t*, const int64_t*, const int64_t*, const float*, void*, int64_t, int64_t, int64_t, int64_t,      \
-            int64_t, int, int, int, float, int64_t, int);
+            int64_t, int, int, int, float, float, int64_t, int);
 ATTEND(attend)
 #ifdef HAS_BFLOAT16_DOT
 ATTEND(attend_dot)
@@ -59,6 +66,9 @@ struct Bfloat16Functions {
   static constexpr auto norm = add_rms_norm_bfloat16;
   static constexpr auto silu = silu_and_mul_bfloat16, gelu = gelu_and_mul_bfloat16;
   static constexpr auto rotate = rotate_and_write_bfloat16;
+  static constexpr auto conv = causal_conv_bfloat16;
+  static constexpr auto scan = selective_scan_bfloat16;
+  static constexpr auto group_norm = gated_group_norm_bfloat16;
 };
 struct Float32Functions {
   using Number = float;
@@ -68,6 +78,9 @@ struct Float32Functions {
   static constexpr auto norm = add_rms_norm_float32;
   static constexpr auto silu = silu_and_mul_float32, gelu = gelu_and_mul_float32;
   static constexpr auto rotate = rotate_and_write_float32;
+  static constexpr auto conv = causal_conv_float32;
+  static constexpr auto scan = selective_scan_float32;
+  static constexpr auto group_norm = gated_group_norm_float32;
   static constexpr auto pack = pack_float32;
   static constexpr auto linear = linear_float32;
 };
@@ -79,6 +92,9 @@ struct Float16Functions {
   static constexpr auto norm = add_rms_norm_float16;
   static constexpr auto silu = silu_and_mul_float16, gelu = gelu_and_mul_float16;
   static constexpr auto rotate = rotate_and_write_float16;
+  static constexpr auto conv = causal_conv_float16;
+  static constexpr auto scan = selective_scan_float16;
+  static constexpr auto group_norm = gated_group_norm_float16;
   static constexpr auto pack = pack_float16;
   static constexpr auto linear = linear_float16;
 };
@@ -176,7 +192,7 @@ void check_attention(Attend attend, Dtype cache_dtype, bool tiled, int64_t size,
   int64_t table_ptr[] = {0, blocks}, row_ptr[] = {0, tokens}, lengths[] = {context}, head_ptr[] = {0, 1, 3};
   const Number* from = q.data() + (context - tokens) * HEADS * size;
   attend(from, keys.data(), k_scales, values.data(), v_scales, table.data(), table_ptr, row_ptr, lengths, head_ptr, nullptr,
-         out.data(), 1, HEADS, KV, size, BLOCK, int(Functions::DTYPE), int(cache_dtype), tiled, 0.3f, 0, THREADS);
+         out.data(), 1, HEADS, KV, size, BLOCK, int(Functions::DTYPE), int(cache_dtype), tiled, 0.3f, 0.0f, 0, THREADS);
   auto number = [&](int64_t token, int64_t head, int64_t i) { return double(as_float(qkv[(token * ROW + head) * size + i])); };
   std::string what = std::string(Functions::NAME) + " attention over dtype " + std::to_string(int(cache_dtype)) +
                      (tiled ? " in tiles of " : " in rows of ") + std::to_string(size);
@@ -204,6 +220,80 @@ void check_caches(Attend attend) {
     check_attention<Functions>(attend, cache_dtype, true, 16, 300, 1);
     for (int64_t size : {7, 38}) check_attention<Functions>(attend, cache_dtype, false, size, 40, 9);
   }
+}
+
+double silu(double value) { return value / (1 + std::exp(-value)); }
+
+// Two sequences, of which the first continues a state. `threads` decides whether the columns of a head are computed apart.
+template <typename Functions>
+void check_mamba(int64_t heads, int64_t state_size, int64_t head_size, int threads) {
+  using Number = typename Functions::Number;
+  constexpr int64_t TOKENS = 21, GROUPS = 2, WIDTH_OF_CONV = 4;
+  int64_t row_ptr[] = {0, 1, TOKENS}, lengths[] = {9, TOKENS - 1}, slots[] = {1, 0}, values = heads * head_size;
+  int64_t channels = values + 2 * GROUPS * state_size, size = heads * state_size * head_size;
+  auto x = some<Number>(TOKENS * channels), inputs = some<Number>(2 * (WIDTH_OF_CONV - 1) * channels), kept = inputs;
+  auto taps = some<float>(WIDTH_OF_CONV * channels, 31), bias = some<float>(channels);
+  std::vector<Number> xbc(TOKENS * channels), out(TOKENS * values);
+  Functions::conv(x.data(), taps.data(), bias.data(), kept.data(), row_ptr, lengths, slots, xbc.data(), 2, channels, channels,
+                  WIDTH_OF_CONV, THREADS);
+  auto dt = some<Number>(TOKENS * heads);
+  auto rate = some<float>(heads), dt_bias = some<float>(heads), skip = some<float>(heads), state = some<float>(2 * size);
+  for (float& number : rate) number = std::fabs(number);
+  std::vector<double> exact(state.begin(), state.end());
+  std::vector<int64_t> groups(heads);
+  for (int64_t head = 0; head < heads; ++head) groups[head] = head > 0;
+  Functions::scan(xbc.data(), dt.data(), rate.data(), dt_bias.data(), skip.data(), groups.data(), state.data(), row_ptr, lengths,
+                  slots, out.data(), heads, 2, heads, GROUPS, state_size, head_size, 0.25f, 2.0f, threads);
+  for (int64_t b = 0; b < 2; ++b) {
+    double* matrix = exact.data() + slots[b] * size;
+    bool is_new = lengths[b] == row_ptr[b + 1] - row_ptr[b];
+    if (is_new) std::fill_n(matrix, size, 0.0);
+    for (int64_t t = row_ptr[b]; t < row_ptr[b + 1]; ++t) {
+      for (int64_t c = 0; c < channels; ++c) {
+        double sum = bias[c];
+        for (int64_t w = 0; w < WIDTH_OF_CONV; ++w) {
+          int64_t from = t - row_ptr[b] + w - WIDTH_OF_CONV + 1, past = slots[b] * (WIDTH_OF_CONV - 1) + w;
+          if (from >= 0) sum += taps[w * channels + c] * as_float(x[(row_ptr[b] + from) * channels + c]);
+          else if (!is_new) sum += taps[w * channels + c] * as_float(inputs[(past + t - row_ptr[b]) * channels + c]);
+        }
+        check(as_float(xbc[t * channels + c]), silu(sum), Functions::NEAR, std::string(Functions::NAME) + " convolution");
+      }
+      const Number *token = xbc.data() + t * channels, *keys = token + values;
+      for (int64_t head = 0; head < heads; ++head) {
+        double step = std::log1p(std::exp(double(as_float(dt[t * heads + head])) + dt_bias[head]));
+        step = std::min(2.0, std::max(0.25, step));
+        for (int64_t p = 0; p < head_size; ++p) {
+          double input = as_float(token[head * head_size + p]), read = skip[head] * input;
+          for (int64_t n = 0; n < state_size; ++n) {
+            double& number = matrix[(head * state_size + n) * head_size + p];
+            int64_t at = groups[head] * state_size + n;
+            number = std::exp(-rate[head] * step) * number + as_float(keys[at]) * step * input;
+            read += as_float(keys[GROUPS * state_size + at]) * number;
+          }
+          double magnitude = Functions::NEAR * std::sqrt(double(state_size));
+          check(as_float(out[t * values + head * head_size + p]), read, magnitude, std::string(Functions::NAME) + " scan");
+        }
+      }
+    }
+  }
+  for (int64_t i = 0; i < 2 * size; ++i) check(state[i], exact[i], 1e-5, std::string(Functions::NAME) + " state");
+  auto gate = some<Number>(TOKENS * values), weight = some<Number>(values), normed = out;
+  Functions::group_norm(out.data(), gate.data(), weight.data(), normed.data(), values, TOKENS, heads, head_size, 1e-5f, THREADS);
+  for (int64_t group = 0; group < TOKENS * heads; ++group) {
+    double squares = 0;
+    auto gated = [&](int64_t i) { return as_float(out[i]) * silu(as_float(gate[i])); };
+    for (int64_t i = group * head_size; i < (group + 1) * head_size; ++i) squares += gated(i) * gated(i);
+    for (int64_t i = group * head_size; i < (group + 1) * head_size; ++i)
+      check(as_float(normed[i]), gated(i) / std::sqrt(squares / head_size + 1e-5) * as_float(weight[i % values]),
+            Functions::NEAR, std::string(Functions::NAME) + " norm of groups");
+  }
+}
+
+template <typename Functions>
+void check_mambas() {
+  check_mamba<Functions>(3, 5, 7, 1);
+  check_mamba<Functions>(3, 18, 150, 1);
+  check_mamba<Functions>(2, 9, 150, 4);
 }
 
 // Every number of float16 comes back, infinite ones and those that are none, too, one by one and many at once.
@@ -241,6 +331,9 @@ int main() {
   check_elementwise<Bfloat16Functions>(3, 39);
   check_elementwise<Float32Functions>(3, 39);
   check_elementwise<Float16Functions>(3, 39);
+  check_mambas<Bfloat16Functions>();
+  check_mambas<Float32Functions>();
+  check_mambas<Float16Functions>();
   check_caches<Bfloat16Functions>(attend);
   check_caches<Float32Functions>(attend);
   check_caches<Float16Functions>(attend);

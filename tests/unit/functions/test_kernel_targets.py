@@ -18,7 +18,7 @@ from labinfer.native.targets import TARGETS, X86_64_V3, X86_64_V4, Target, proce
 GROUP_PANELS = ("group_panels", *(f"group_panels_{codes}" for codes in ("4", "5", "8", "table", "amx")))
 CHECKS = {
     "kernel_check": ("amx", "thread_pool", *GROUP_PANELS),
-    "functions_check": ("amx", "thread_pool", "attention", "elementwise", "linear", "gemm_f32"),
+    "functions_check": ("amx", "thread_pool", "attention", "elementwise", "linear", "gemm_f32", "delta_rule", "mamba"),
 }
 """Programs of this folder, and files of the library that each is linked with."""
 EMULATORS = {"aarch64": "qemu-aarch64"}
