@@ -9,10 +9,10 @@
 
 namespace {
 
-constexpr int TOKENS = WIDTH;                         // tokens of a block
-constexpr int COLUMNS = 4, ROWS = REGISTERS / 8;      // registers of a tile of the state: half of all
-constexpr int64_t PIECE = COLUMNS * LANES;            // columns of a tile
-constexpr int64_t PIECES_PER_THREAD = 4;              // work items below which heads are split by columns
+constexpr int TOKENS = WIDTH;                     // tokens of a block
+constexpr int COLUMNS = 4, ROWS = REGISTERS / 8;  // registers of a tile of the state: half of all
+constexpr int64_t PIECE = COLUMNS * LANES;        // columns of a tile
+constexpr int64_t PIECES_PER_THREAD = 4;          // work items below which heads are split by columns
 
 // Arguments of a call that all heads share.
 template <typename T>
@@ -52,7 +52,11 @@ void advance(Block& block, float* state, int64_t stride, int64_t n, int64_t colu
   lanes tile[R][C];
   float* at = state + n * stride + column;
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < C; ++i) tile[r][i] = load<lanes>(at + r * stride + i * LANES);
+    for (int i = 0; i < C; ++i) {
+      const float* from = at + r * stride + i * LANES;
+      __builtin_prefetch((const char*)from + AHEAD);
+      tile[r][i] = load<lanes>(from);
+    }
   for (int64_t t = 0; t < block.tokens; ++t) {
     const float *b = block.b.data() + t * block.row + n, *c = block.c.data() + t * block.row + n;
     const float* x = block.x.data() + t * block.width + column;
