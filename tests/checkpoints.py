@@ -17,6 +17,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3Config,
     Gemma3TextConfig,
@@ -30,6 +31,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     Kimi_K25Config,
@@ -191,6 +193,32 @@ GRANITE = {
     "residual_multiplier": 0.4,
     "logits_scaling": 2.5,
     "attention_bias": True,
+}
+MAMBA = {
+    "mamba_n_heads": 10,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 20,
+    "mamba_chunk_size": 16,
+}
+"""Mamba-2 layers in which no two sizes are the same."""
+GRANITE_HYBRID = GRANITE | {
+    "attention_bias": False,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 50,
+    "layer_types": ["linear_attention", "full_attention", *["linear_attention"] * 2],
+}
+FALCON_H1 = {
+    "mamba_d_ssm": 320,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "mlp_multipliers": [0.8, 0.5],
 }
 HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "factor": 1.0}
 
@@ -377,6 +405,23 @@ CONFIGS = {
     "granite-moe": lambda: GraniteMoeConfig(
         **NARROW | {"intermediate_size": 44}, **GRANITE, num_local_experts=7, num_experts_per_tok=3
     ),
+    "granite-hybrid": lambda: GraniteMoeHybridConfig(**NARROW, **GRANITE_HYBRID, **MAMBA | {"mamba_n_groups": 2}),
+    "granite-hybrid-moe": lambda: GraniteMoeHybridConfig(
+        **NARROW | {"intermediate_size": 44},
+        **GRANITE_HYBRID | {"num_local_experts": 7},
+        **MAMBA,
+        num_experts_per_tok=3,
+    ),
+    "falcon-h1": lambda: FalconH1Config(**FAMILY_SHAPE, **FALCON_H1, **MAMBA),
+    "falcon-h1-norm": lambda: FalconH1Config(
+        **FAMILY_SHAPE,
+        **FALCON_H1,
+        **MAMBA | {"mamba_n_groups": 2},
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+        projectors_bias=True,
+        **TIED,
+    ),
     "exaone4": lambda: Exaone4Config(**FAMILY_SHAPE, **WINDOW),
     "apertus": lambda: ApertusConfig(**FAMILY_SHAPE, attention_bias=True),
     "minimax-m3": lambda: MiniMaxM3VLTextConfig(
@@ -455,7 +500,9 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
-FURTHER = ("mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3", "mimo-v2")
+MAMBAS = ("granite-hybrid", "granite-hybrid-moe", "falcon-h1", "falcon-h1-norm")
+"""Models with Mamba-2 layers."""
+FURTHER = (*MAMBAS, "mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3", "mimo-v2")
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(

@@ -102,6 +102,30 @@ GRANITE = {
     "torch_dtype": "bfloat16",
     "use_cache": True,
 }
+GRANITE_HYBRID = GRANITE | {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "bos_token_id": 100257,
+    "embedding_multiplier": 12,
+    "eos_token_id": 100257,
+    "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 4] * 4,
+    "mamba_chunk_size": 256,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_proj_bias": False,
+    "model_type": "granitemoehybrid",
+    "normalization_function": "rmsnorm",
+    "num_hidden_layers": 40,
+    "pad_token_id": 100256,
+    "position_embedding_type": "nope",
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 100352,
+}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-30B-A3B": {
@@ -623,6 +647,75 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-06,
         "vocab_size": 49155,
     },
+    "ibm-granite/granite-4.0-h-micro": GRANITE_HYBRID
+    | {
+        "attention_multiplier": 0.015625,
+        "intermediate_size": 8192,
+        "logits_scaling": 8,
+        "mamba_n_heads": 64,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 0,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 8192,
+        "hidden_size": 2048,
+    },
+    "ibm-granite/granite-4.0-h-small": GRANITE_HYBRID
+    | {
+        "attention_multiplier": 0.0078125,
+        "hidden_size": 4096,
+        "intermediate_size": 768,
+        "logits_scaling": 16,
+        "mamba_n_heads": 128,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 10,
+        "num_local_experts": 72,
+        "shared_intermediate_size": 1536,
+    },
+    "tiiuae/Falcon-H1-0.5B-Instruct": {
+        "architectures": ["FalconH1ForCausalLM"],
+        "attention_bias": False,
+        "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 0.9375,
+        "bos_token_id": 1,
+        "embedding_multiplier": 5.656854249492381,
+        "eos_token_id": 11,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "initializer_range": 0.02,
+        "intermediate_size": 2048,
+        "key_multiplier": 0.390625,
+        "lm_head_multiplier": 0.0390625,
+        "mamba_chunk_size": 128,
+        "mamba_conv_bias": True,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 64,
+        "mamba_d_ssm": 1536,
+        "mamba_d_state": 128,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 24,
+        "mamba_norm_before_gate": False,
+        "mamba_proj_bias": False,
+        "mamba_rms_norm": False,
+        "max_position_embeddings": 16384,
+        "mlp_bias": False,
+        "mlp_multipliers": [0.8838834764831844, 0.5859375],
+        "model_type": "falcon_h1",
+        "num_attention_heads": 8,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 2,
+        "projectors_bias": False,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 100000000000.0,
+        "ssm_in_multiplier": 1.25,
+        "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+        "ssm_out_multiplier": 0.23570226039551587,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32784,
+    },
     "LGAI-EXAONE/EXAONE-4.0-32B": {
         "architectures": ["Exaone4ForCausalLM"],
         "bos_token_id": 1,
@@ -834,6 +927,11 @@ SMALL = {
     "linear_num_value_heads": 10,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 24,
+    "shared_intermediate_size": 50,
+    "mamba_n_heads": 10,
+    "mamba_d_head": 32,
+    "mamba_d_ssm": 320,
+    "mamba_d_state": 20,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
     "bos_token_id": 0,
@@ -862,7 +960,14 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
         small["rope_scaling"] = {
             key: value[:pairs] if isinstance(value, list) else value for key, value in rope.items()
         }
-    small |= {key: value[:NUM_LAYERS] for key, value in config.items() if isinstance(value, list) and len(value) > 3}
+    small |= {
+        key: value[:NUM_LAYERS]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) > 3 and key != "ssm_multipliers"
+    }
+    if "mamba" in config.get("layer_types", ()):
+        small["layer_types"] = config["layer_types"][3 : 3 + NUM_LAYERS]  # one of them is attention
+        small["num_local_experts"] = min(config["num_local_experts"], SMALL["num_local_experts"])
     if isinstance(small.get("moe_topk"), list):
         small["moe_topk"] = [3, 1, 2, 4]
     for key, values in (("text_config", None), ("vision_config", SMALL_VISION)):

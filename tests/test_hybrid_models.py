@@ -7,7 +7,7 @@ import logging
 
 import pytest
 import torch
-from checkpoints import HYBRIDS, make_checkpoint, transformers_greedy
+from checkpoints import HYBRIDS, MAMBAS, make_checkpoint, transformers_greedy
 from golden import BEAM_PROMPTS, BEAMS, PROMPTS, check_answers, golden, greedy, recorded, relative_error
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -27,9 +27,9 @@ def checkpoint():
     return golden("qwen3.5").directory
 
 
-@pytest.fixture(params=HYBRIDS)
+@pytest.fixture(params=[*HYBRIDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in MAMBAS)])
 def hybrid(request):
-    """Each of the family: dense, with experts, and with projections that are stored by key head."""
+    """Gated DeltaNet: dense, with experts, and with projections that are stored by key head. Mamba-2: with and without experts."""
     return golden(request.param)
 
 

@@ -40,17 +40,31 @@ class GraniteMoeForCausalLM(Decoder):
 
 
 def _read_model(file: ConfigFile, mlp: MLPConfig) -> ModelConfig:
-    attention = read_attention(file, scale=_multiplier(file, "attention_multiplier"))
+    attention = read_attention(file, scale=read_multiplier(file, "attention_multiplier"))
+    return read_scaled_model(file, [LayerConfig(mixer=attention, mlp=mlp)] * file.size("num_hidden_layers"))
+
+
+def read_scaled_model(file: ConfigFile, layers: list[LayerConfig]) -> ModelConfig:
+    """Read the model's keys, with Granite's factors on embeddings, residual branches and logits.
+
+    Raises:
+        UserError: a key is missing or invalid.
+    """
     return read_model(
         file,
-        [LayerConfig(mixer=attention, mlp=mlp)] * file.size("num_hidden_layers"),
-        embedding_scale=_multiplier(file, "embedding_multiplier"),
-        residual_scale=_multiplier(file, "residual_multiplier"),
-        logits_divisor=_multiplier(file, "logits_scaling"),
+        layers,
+        embedding_scale=read_multiplier(file, "embedding_multiplier"),
+        residual_scale=read_multiplier(file, "residual_multiplier"),
+        logits_divisor=read_multiplier(file, "logits_scaling"),
     )
 
 
-def _multiplier(file: ConfigFile, key: str) -> float:
+def read_multiplier(file: ConfigFile, key: str) -> float:
+    """Factor under ``key``, above 0; 1 if it is missing.
+
+    Raises:
+        UserError: it is not a number above 0.
+    """
     value = float(file.get(key, float, 1.0))
     file.require(value > 0, f"{key} should be a number above 0, not {value}")
     return value
