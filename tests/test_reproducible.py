@@ -183,7 +183,9 @@ def test_captured_steps_leave_the_bits(tmp_path, kind, form):
     params = params_of(PROMPTS, False)
     with LLM(str(directory), **OPTIONS | FORMS[form], reproducible=True) as llm:
         runs = [list(map(rows, llm.generate(PROMPTS, params))) for _ in without_and_with_capture(llm)]
-        assert captured_rows(llm._parts.worker.runner._layers)
+        # Experts convert float16 activations in torch, so steps with experts in float16 are not captured.
+        has_experts = any(hasattr(layer.mlp, "router") for layer in llm._parts.layout.config.layers)
+        assert captured_rows(llm._parts.worker.runner._layers) or (has_experts and form == "float16")
     assert num_different(*runs) == 0
 
 
