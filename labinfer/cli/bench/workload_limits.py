@@ -13,6 +13,7 @@ from labinfer.functions.calls import FunctionCall, LinearCall, PagedAttentionCal
 from labinfer.functions.delta_calls import DeltaRuleCall
 from labinfer.functions.expert_calls import ExpertsCall
 from labinfer.functions.latent_calls import LatentAttentionCall
+from labinfer.functions.mamba_calls import SelectiveScanCall
 from labinfer.functions.roofline_limits import RooflineLimits
 from labinfer.models.decoder import Decoder
 from labinfer.models.families.layers.experts import RoutedExperts
@@ -54,8 +55,8 @@ class WorkloadLimits:
     A step takes as long as the larger of two times.
 
     Reading, at the measured memory bandwidth: all ``PackedBytes.matrices`` once; of the experts, the share that the step's tokens choose on
-    average if all experts are equally likely (for one token the active ones); the keys and values, and states of the gated delta rule, that
-    the tokens see.
+    average if all experts are equally likely (for one token the active ones); the keys and values that the tokens see, and the
+    states of the gated delta rule and of Mamba-2.
 
     Arithmetic, at the highest measured rate for the quantization of the weights: two operations for each weight of each matrix product and
     token, of routed experts only the active ones; and four operations for each query head, element of the head and visible key
@@ -127,6 +128,9 @@ class WorkloadLimits:
             elif isinstance(call, DeltaRuleCall):
                 state = len(call.key_heads) * call.key_size * call.value_size
                 operations, read = 6 * rows * state, len(step) * state * torch.float32.itemsize
+            elif isinstance(call, SelectiveScanCall):
+                state = len(call.groups) * call.state_size * call.head_size
+                operations, read = 5 * rows * state, len(step) * state * torch.float32.itemsize
             num_bytes += count * read
             seconds += count * operations / self._limits.arithmetic(quantization)
         return num_bytes, seconds

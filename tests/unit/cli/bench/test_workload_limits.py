@@ -41,6 +41,21 @@ MIXTURE = DENSE | {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
+MAMBA = DENSE | {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "embedding_multiplier": 1.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
 QKV, OUT, MLP, HEAD = 128 * 64, 64 * 64, 3 * 96 * 64, 100 * 64
 EXPERT = 3 * 32 * 64
 KEY = 2 * 2 * 16 * 2
@@ -82,6 +97,16 @@ def test_decode_step_reads_matrices_active_experts_and_keys(tmp_path):
     chosen = 1 - 0.75**2  # an expert is not chosen by either of two tokens with 0.75 ** 2
     two = 5000 + 8000 * chosen + 3 * 22 * KEY
     assert mixture.step_seconds([NewTokens(10, 1)] * 2) == pytest.approx(two / 1e6)
+
+
+def test_states_of_mamba_are_read_by_every_sequence_and_computed_for_every_token(tmp_path):
+    state, model = 4 * 32 * 8, tiny_model(tmp_path, MAMBA)
+    reading = limits_of(model, READING, PackedBytes(5000.0))
+    assert reading.step_seconds([NewTokens(10, 1)] * 2) == pytest.approx((5000 + 2 * (2 * 4 * state + 11 * KEY)) / 1e6)
+    in_proj, out_proj = (2 * 128 + 2 * 8 + 4) * 64, 128 * 64
+    mamba = 2 * (2 * (in_proj + out_proj + MLP) + 5 * state)
+    rest = 5 * 2 * QKV + 5 * PAIR + 2 * (OUT + MLP + HEAD)
+    assert limits_of(model, ARITHMETIC).step_seconds([NewTokens(0, 5)]) == pytest.approx((5 * mamba + rest) / 1e6)
 
 
 def test_prompt_is_arithmetic_of_all_rows_but_for_the_end_of_the_last_layer(tmp_path):
