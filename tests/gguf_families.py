@@ -201,7 +201,46 @@ def _mistral3_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_attn_temperature_scale(config["rope_parameters"]["llama_4_scaling_beta"])
 
 
+def _gemma2_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def _norm_plus_one(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> Iterator[Named]:
+    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def _granite_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
+def _granite_moe(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> Iterator[Named]:
+    if not name.endswith("input_linear.weight"):
+        yield name, tensor
+        return
+    layer = name.split(".")[2]
+    for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
+        yield f"blk.{layer}.ffn_{part}_exps.weight", half.contiguous()
+
+
+def _exaone4_sizes(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
 CONVERSIONS = {
+    "gemma2": Conversion(architecture=MODEL_ARCH.GEMMA2, sizes=_gemma2_sizes, convert=_norm_plus_one),
+    "mixtral": Conversion(architecture=MODEL_ARCH.LLAMA, is_permuted=True),
+    "granite": Conversion(architecture=MODEL_ARCH.GRANITE, sizes=_granite_sizes, is_permuted=True),
+    "granitemoe": Conversion(
+        architecture=MODEL_ARCH.GRANITE_MOE, sizes=_granite_sizes, convert=_granite_moe, is_permuted=True
+    ),
+    "exaone4": Conversion(architecture=MODEL_ARCH.EXAONE4, sizes=_exaone4_sizes),
     "gemma4_text": Conversion(
         architecture=MODEL_ARCH.GEMMA4, sizes=_gemma4_sizes, convert=_gemma4, extra=_gemma4_frequencies
     ),

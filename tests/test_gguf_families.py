@@ -17,6 +17,11 @@ ONE_BASE = {
 }
 LONG = LONGROPE | {"partial_rotary_factor": 0.75, "original_max_position_embeddings": 2}
 KINDS: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "mixtral": {"sliding_window": None},
+    "granite": {},
+    "granite-moe": {},
+    "exaone4": {},
     "gemma4": {},
     "gemma4-tied-values": {},
     "gemma4-moe": {},
@@ -44,7 +49,10 @@ KINDS: dict[str, dict[str, Any]] = {
 """Kinds of checkpoints, with changes to what files cannot say."""
 FUSED = ("gemma4-moe", "minimax-m2", "qwen3-next-moe")
 """Kinds of which gates and ups of experts are written as one tensor."""
-SLOW = ("gemma4", "gemma4-tied-values", "glm4-moe-groups", "glm-4.7-flash", "phi4-mini-long", "mistral")
+SLOW = (
+    *("gemma2", "mixtral", "granite", "granite-moe", "exaone4"),
+    *("gemma4", "gemma4-tied-values", "glm4-moe-groups", "glm-4.7-flash", "phi4-mini-long", "mistral"),
+)
 """Kinds whose differences from files of others are covered by faster tests, or by other kinds."""
 PROMPTS = mixed_prompts(4)[1:]
 NUM_TOKENS = 8

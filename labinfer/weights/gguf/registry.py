@@ -6,10 +6,12 @@ from labinfer.base.errors import UserError
 from labinfer.weights.gguf.families import (
     deepseek,
     ernie,
+    exaone,
     gemma,
     gemma4,
     glm,
     gpt_oss,
+    granite,
     hunyuan,
     llama,
     minimax,
@@ -25,8 +27,8 @@ from labinfer.weights.gguf.file import GgufFile
 FAMILIES = {
     name: family
     for module in (
-        *(llama, qwen, qwen_hybrid, gemma, gemma4, gpt_oss, deepseek, glm),
-        *(minimax, phi, hunyuan, ernie, seed_oss, olmo),
+        *(llama, granite, qwen, qwen_hybrid, gemma, gemma4, gpt_oss, deepseek, glm),
+        *(minimax, phi, hunyuan, ernie, seed_oss, olmo, exaone),
     )
     for name, family in module.FAMILIES.items()
 }

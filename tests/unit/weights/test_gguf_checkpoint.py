@@ -305,7 +305,7 @@ REFUSED = {
         {},
         r"a\.gguf is an encoder of images or audio \(mmproj\), not a model; give --model the model's own",
     ),
-    "experts": ("llama", {"add_expert_count": 8}, "architecture 'llama' with experts is not supported"),
+    "experts": ("qwen2", {"add_expert_count": 8}, "architecture 'qwen2' with experts is not supported"),
     "rope": (
         "qwen2",
         {"add_rope_scaling_type": gguf.RopeScalingType.LONGROPE},

@@ -7,7 +7,7 @@ from typing import Any
 
 from labinfer.weights.gguf.family import GgufFamily
 from labinfer.weights.gguf.file import GgufFile
-from labinfer.weights.gguf.parts import ATTENTION, HEAD_NORMS, MLP
+from labinfer.weights.gguf.parts import ATTENTION, HEAD_NORMS, MLP, POST_NORMS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -27,11 +27,6 @@ def read_olmo2(file: GgufFile, values: Mapping[str, Any]) -> dict[str, Any]:
 
 FAMILIES = {
     "olmo2": GgufFamily(
-        architecture="Olmo3ForCausalLM",
-        parts=ATTENTION
-        | MLP
-        | HEAD_NORMS
-        | {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
-        read_config=read_olmo2,
+        architecture="Olmo3ForCausalLM", parts=ATTENTION | MLP | HEAD_NORMS | POST_NORMS, read_config=read_olmo2
     )
 }
