@@ -10,7 +10,14 @@ import torch
 from checkpoints import VOCAB, make_checkpoint, mixed_prompts
 from classifiers import PAD, classifier_logits, make_classifier, make_reranker, token_shares, write_logit_score
 
-from labinfer import LLM
+from labinfer import LLM, SamplingParams
+from labinfer.api.batch.job import BatchJob
+from labinfer.api.batch.job_output import JobOutput
+from labinfer.api.batch.options import JobOptions
+from labinfer.api.batch.progress import JobProgress
+from labinfer.api.batch.reader import JsonlReader
+from labinfer.api.batch.recorded_job import RecordedRun
+from labinfer.api.batch.verification import find_difference
 from labinfer.base.errors import UserError
 from labinfer.base.kinds import MODEL_FAMILIES
 from labinfer.models.architectures import classifiers
@@ -163,6 +170,51 @@ def test_classifier_converted_from_a_reranker_has_its_template(tmp_path):
         assert output.prompt_token_ids[-5:] == llm.tokenizer.encode(PAIR_TEMPLATES["qwen3"].suffix)[-5:]
         (logits,) = classifier_logits(directory, [output.prompt_token_ids])
         assert output.score == pytest.approx(1 / (1 + math.exp(-logits[0])), abs=TOLERANCE)
+
+
+def test_job_answers_each_line_of_documents_with_one_line(tmp_path):
+    directory = make_classifier(tmp_path / "model", "qwen3", 1)
+    texts = ["a lazy dog", "the fox", "world"]
+    bodies = {
+        "/v1/rerank": {"query": "fox", "documents": texts, "top_n": 2},
+        "/score": {"queries": "fox", "documents": texts},
+        "/classify": {"input": [[7, 8], [9]]},
+        "/v1/embeddings": {"input": "fox"},
+    }
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with LLM(str(directory), **SMALL, max_num_seqs=2) as llm:
+        output = JobOutput(JobOptions(input=str(source), output=str(out)), {}, {})
+        output.begin({}, RecordedRun(llm.fingerprint, {}, str(source)))
+        progress = JobProgress("none", llm.clock, None, 0)
+        BatchJob(
+            JsonlReader(str(source), 1 << 20),
+            output,
+            progress,
+            defaults=SamplingParams(),
+            model_name="name",
+            fingerprint=llm.fingerprint,
+        ).run(llm, lambda: None)
+        scores = [output.score for output in llm.score("fox", texts)]
+        classes = [output.probs for output in llm.classify([[7, 8], [9]])]
+    records = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
+    assert len(records) == len(lines)
+    found = {record["custom_id"]: record["response"]["body"] for record in records}
+    assert [item["score"] for item in found["/score"]["data"]] == pytest.approx(scores, abs=TOLERANCE)
+    assert [item["probs"] for item in found["/classify"]["data"]] == [
+        pytest.approx(row, abs=TOLERANCE) for row in classes
+    ]
+    best = sorted(range(3), key=lambda index: -scores[index])[:2]
+    assert [item["index"] for item in found["/v1/rerank"]["results"]] == best
+    assert "use /score, /rerank and /classify" in found["/v1/embeddings"]["error"]["message"]
+    changed = json.loads(json.dumps(records))
+    for record in changed:
+        if record["custom_id"] == "/v1/rerank":
+            record["response"]["body"]["results"][0]["relevance_score"] += 0.5
+    pairs = [(old, new) for old, new in zip(records, changed, strict=True) if old["custom_id"] != "/v1/embeddings"]
+    differences = {old["custom_id"]: find_difference(old, new) for old, new in pairs}
+    assert [url for url, difference in differences.items() if difference] == ["/v1/rerank"]
 
 
 def test_reranker_without_its_tokens_is_refused(tmp_path):

@@ -98,7 +98,7 @@ def find_difference(recorded: dict[str, Any], new_record: dict[str, Any]) -> Dif
         return Difference("answer", "an answer", error)
     old_vectors, new_vectors = _vectors(recorded), _vectors(new_record)
     if old_vectors or new_vectors:
-        return _first("number {} of the embeddings", _flat(old_vectors), _flat(new_vectors))
+        return _first("number {} of the embeddings or scores", _flat(old_vectors), _flat(new_vectors))
     old_choices, new_choices = _choices(recorded), _choices(new_record)
     if len(old_choices) != len(new_choices):
         return Difference("number of choices", f"{len(old_choices)}", f"{len(new_choices)}")
@@ -163,8 +163,13 @@ def _choices(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _vectors(record: dict[str, Any]) -> list[Any]:
-    """Embeddings of an output line: lists of numbers, or base64 texts. Empty for an output line of another endpoint."""
-    return [item["embedding"] for item in _body(record).get("data") or []]
+    """Embeddings of an output line (lists of numbers, or base64 texts), or its scores, in lists. Empty for an output line of another
+    endpoint."""
+    body = _body(record)
+    if ranked := body.get("results"):
+        return [[item["relevance_score"]] for item in sorted(ranked, key=lambda item: item["index"])]
+    items = body.get("data") or []
+    return [[item["score"]] if "score" in item else item.get("probs") or item["embedding"] for item in items]
 
 
 def _prompt_logprobs(record: dict[str, Any]) -> list[Any]:
