@@ -46,6 +46,7 @@ from transformers import (
     Mistral3Config,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     Olmo3Config,
     Phi3Config,
     Qwen2Config,
@@ -422,6 +423,16 @@ CONFIGS = {
         projectors_bias=True,
         **TIED,
     ),
+    "nemotron-h": lambda: NemotronHConfig(
+        **{key: value for key, value in FAMILY_SHAPE.items() if key != "num_hidden_layers"},
+        layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp", "mlp"],
+        mamba_num_heads=10,
+        mamba_head_dim=28,
+        n_groups=5,
+        ssm_state_size=20,
+        chunk_size=16,
+        time_step_min=1e-30,  # Transformers takes it as a bound of the time step, in prompts only
+    ),
     "exaone4": lambda: Exaone4Config(**FAMILY_SHAPE, **WINDOW),
     "apertus": lambda: ApertusConfig(**FAMILY_SHAPE, attention_bias=True),
     "minimax-m3": lambda: MiniMaxM3VLTextConfig(
@@ -500,7 +511,7 @@ LATENTS = (
 )
 """In this order the sample of ``test_golden.py`` cuts 20 heads over 3 ranks."""
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
-MAMBAS = ("granite-hybrid", "granite-hybrid-moe", "falcon-h1", "falcon-h1-norm")
+MAMBAS = ("granite-hybrid", "granite-hybrid-moe", "falcon-h1", "falcon-h1-norm", "nemotron-h")
 """Models with Mamba-2 layers."""
 FURTHER = (*MAMBAS, "mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3", "mimo-v2")
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""

@@ -716,6 +716,44 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
         "vocab_size": 32784,
     },
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": {
+        "architectures": ["NemotronHForCausalLM"],
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "chunk_size": 128,
+        "conv_kernel": 4,
+        "eos_token_id": 12,
+        "expand": 2,
+        "head_dim": 128,
+        "hidden_size": 4480,
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        "initializer_range": 0.02,
+        "intermediate_size": 15680,
+        "layer_norm_epsilon": 1e-05,
+        "mamba_head_dim": 80,
+        "mamba_hidden_act": "silu",
+        "mamba_num_heads": 128,
+        "mamba_proj_bias": False,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "mlp_hidden_act": "relu2",
+        "model_type": "nemotron_h",
+        "n_groups": 8,
+        "num_attention_heads": 40,
+        "num_hidden_layers": 56,
+        "num_key_value_heads": 8,
+        "residual_in_fp32": False,
+        "rms_norm_eps": 1e-05,
+        "ssm_state_size": 128,
+        "tie_word_embeddings": False,
+        "time_step_floor": 0.0001,
+        "time_step_max": 0.1,
+        "time_step_min": 0.001,
+        "torch_dtype": "bfloat16",
+        "use_bias": False,
+        "use_conv_bias": True,
+        "vocab_size": 131072,
+    },
     "LGAI-EXAONE/EXAONE-4.0-32B": {
         "architectures": ["Exaone4ForCausalLM"],
         "bos_token_id": 1,
@@ -932,6 +970,9 @@ SMALL = {
     "mamba_d_head": 32,
     "mamba_d_ssm": 320,
     "mamba_d_state": 20,
+    "mamba_num_heads": 10,
+    "mamba_head_dim": 28,
+    "ssm_state_size": 20,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
     "bos_token_id": 0,
@@ -965,6 +1006,8 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
         for key, value in config.items()
         if isinstance(value, list) and len(value) > 3 and key != "ssm_multipliers"
     }
+    if "hybrid_override_pattern" in config:
+        small |= {"hybrid_override_pattern": "M*-M", "n_groups": 5, "time_step_min": 1e-30}
     if "mamba" in config.get("layer_types", ()):
         small["layer_types"] = config["layer_types"][3 : 3 + NUM_LAYERS]  # one of them is attention
         small["num_local_experts"] = min(config["num_local_experts"], SMALL["num_local_experts"])

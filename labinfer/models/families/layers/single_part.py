@@ -1,0 +1,122 @@
+"""``SinglePartLayer``: a decoder layer with one norm, and either a mixer or an MLP (Nemotron-H)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from labinfer.functions.attention_batch import Angles
+from labinfer.functions.calls import FunctionCall
+from labinfer.models.config import LayerConfig, ModelConfig
+from labinfer.models.decoder import DecoderLayer, NormPlacement, make_norm
+from labinfer.models.layers.cache_spec import CacheSpec
+from labinfer.models.layers.context import StageContext
+from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
+from labinfer.models.layers.linear import MergedColumnParallelLinear, row_parallel
+from labinfer.models.layers.sharding import shard_columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoMixerConfig:
+    """Mixer of a layer that has only an MLP."""
+
+    def build(self, hidden_size: int, ctx: StageContext) -> NoMixer:
+        return NoMixer()
+
+    def with_window(self, window: int) -> NoMixerConfig:
+        return self
+
+    def check(self, tp_size: int) -> None:
+        """Any number of ranks is possible."""
+
+
+class NoMixer(nn.Module):
+    """A mixer without weights and cache, which is never called."""
+
+    rope = None
+
+    def cache_spec(self) -> CacheSpec:
+        return CacheSpec(view=lambda: None)
+
+    def calls(self) -> Iterator[FunctionCall]:
+        return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoMLPConfig:
+    """MLP of a layer that has only a mixer."""
+
+    has_experts: ClassVar[bool] = False
+    reads_hidden: ClassVar[bool] = False
+    num_sums: ClassVar[int] = 0
+
+    def build(self, hidden_size: int, ctx: StageContext) -> nn.Module:
+        return nn.Module()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredReluMLPConfig:
+    """Unsharded MLP of a layer without mixer, ``down(relu(up(x)) ** 2)`` (So et al. 2021, arXiv:2109.08668)."""
+
+    intermediate_size: int
+    bias: bool = False
+    has_experts: ClassVar[bool] = False
+    reads_hidden: ClassVar[bool] = False
+    num_sums: ClassVar[int] = 0
+    """The layer's only all-reduce, as one is counted for the mixer of every layer."""
+
+    def build(self, hidden_size: int, ctx: StageContext) -> SquaredReluMLP:
+        return SquaredReluMLP(self, hidden_size, ctx)
+
+
+class SquaredReluMLP(nn.Module):
+    """This rank's columns of the MLP."""
+
+    def __init__(self, config: SquaredReluMLPConfig, hidden_size: int, ctx: StageContext):
+        super().__init__()
+        full = config.intermediate_size
+        part = ("up_proj", full, shard_columns(full, ctx.tp.size, ctx.tp.rank))
+        self.up_proj = MergedColumnParallelLinear(hidden_size, [part], config.bias, ctx)
+        self.down_proj = row_parallel(full, partial(shard_columns, full), hidden_size, config.bias, ctx)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """(T, D) → (T, D), summed over the TP ranks."""
+        active_TF = torch.relu(self.up_proj(x_TD))
+        return self.down_proj(active_TF * active_TF)
+
+
+class SinglePartLayer(DecoderLayer):
+    """Norm, then a mixer or an MLP, whichever the layer has."""
+
+    def __init__(self, layer: LayerConfig, config: ModelConfig, placement: NormPlacement, ctx: StageContext):
+        nn.Module.__init__(self)
+        self.input_layernorm = make_norm(config, ctx)
+        self.self_attn = layer.mixer.build(config.hidden_size, ctx)
+        self.mlp = layer.mlp.build(config.hidden_size, ctx)
+        self._has_mixer = not isinstance(layer.mixer, NoMixerConfig)
+
+    def forward(
+        self,
+        hidden_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        batch: ModelInputBatch,
+        cache: Any,
+        angles: Angles | None,
+        *,
+        output_rows: OutputRows | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``DecoderLayer.forward`` with one part."""
+        hidden_TD, x_TD = self.input_layernorm(hidden_TD, delta_TD)
+        if self._has_mixer:
+            delta_TD = self.self_attn(x_TD, batch, cache, angles, output_rows)
+            return (hidden_TD if output_rows is None else hidden_TD[output_rows.rows_R]), delta_TD
+        if output_rows is not None:
+            hidden_TD, x_TD = hidden_TD[output_rows.rows_R], x_TD[output_rows.rows_R]
+            if not len(hidden_TD):
+                return hidden_TD, x_TD
+        return hidden_TD, self.mlp(x_TD)
