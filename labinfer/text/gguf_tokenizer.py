@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,11 @@ SPLITS = {
     "deepseek-coder": DEEPSEEK_CODER,
     "deepseek-v3": DEEPSEEK_V3,
     "smollm": PreTokenizer(single_digits=True),
+    "refact": PreTokenizer(single_digits=True),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer(pattern=LLAMA3.pattern)),
+    "minimax-m2": replace(GPT4O, whole_words=False),
+    "hunyuan": PreTokenizer(pattern=QWEN2.pattern),
+    "hunyuan-dense": DEEPSEEK_V3,
 }
 """Pre-tokenizers by their names in ``tokenizer.ggml.pre``."""
 

@@ -36,7 +36,7 @@ SAMPLING = {
 }
 END_NAMES = ("eos", "eot", "eom")
 """Names of end tokens in the metadata: end of a text, end of a turn, end of a message."""
-KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+KNOWN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>")
 """Texts of end tokens, for files whose metadata names only the end of a text."""
 HARMONY_ENDS = ("<|return|>", "<|call|>")
 """Texts of the end tokens of gpt-oss."""

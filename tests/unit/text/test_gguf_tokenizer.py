@@ -65,19 +65,25 @@ DEEPSEEK = {
 """As the models' own files have them; letters of the first are named by their kinds, which is the same in these texts."""
 
 
+SAME_SPLITS = {"hunyuan-dense": "deepseek-v3", "hunyuan": "qwen2", "glm4": "dbrx", "chatglm-bpe": "dbrx"}
+"""Names whose words are those of another, by llama.cpp's src/llama-vocab.cpp."""
+
+
 def splitters(name: str):
     """Normalizer, pre-tokenizer and whether whole words count, as the models' own ``tokenizer.json`` have them."""
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    is_hunyuan = name == "hunyuan"
+    name = SAME_SPLITS.get(name, name)
     if name == "gpt-2":
         return None, pre_tokenizers.ByteLevel(add_prefix_space=False), False
-    if name == "smollm":
+    if name in ("smollm", "refact"):
         digits = pre_tokenizers.Digits(individual_digits=True)
         return None, pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]), False
     if name in DEEPSEEK:
         splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in DEEPSEEK[name]]
         return None, pre_tokenizers.Sequence([*splits, by_bytes]), False
     split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
-    composes = name in ("qwen2", "qwen35", "deepseek-r1-qwen")
+    composes = not is_hunyuan and name in ("qwen2", "qwen35", "deepseek-r1-qwen")
     whole = name in ("llama-bpe", "llama3", "llama-v3", "tekken", "gpt-4o")
     return normalizers.NFC() if composes else None, pre_tokenizers.Sequence([split, by_bytes]), whole
 
