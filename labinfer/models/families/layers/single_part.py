@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
@@ -86,8 +87,19 @@ class SquaredReluMLP(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """(T, D) → (T, D), summed over the TP ranks."""
-        active_TF = torch.relu(self.up_proj(x_TD))
-        return self.down_proj(active_TF * active_TF)
+        return self.down_proj(squared_relu(self.up_proj(x_TD)))
+
+
+def squared_relu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``relu(x) ** 2``, in the dtype of ``x``."""
+    out = x.new_empty(x.shape) if out is None else out
+    if has_torch_function((x,)):  # a capture records this as one torch operation
+        return handle_torch_function(squared_relu, (x,), x, out)
+    torch.clamp(x, min=0, out=out)
+    return out.mul_(out)
+
+
+squared_relu.repeats_in_place = True
 
 
 class SinglePartLayer(DecoderLayer):
