@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForImageTextToText,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -28,12 +29,14 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    HYV3Config,
     Kimi_K25Config,
     LlamaConfig,
     MiMoV2FlashConfig,
@@ -47,10 +50,13 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     NemotronHConfig,
+    Olmo2Config,
     Olmo3Config,
     Phi3Config,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen2VLConfig,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3_5MoeTextConfig,
@@ -58,6 +64,8 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SeedOssConfig,
     SmolLM3Config,
     Step3p7Config,
@@ -187,6 +195,7 @@ LATENT = NARROW | {
 }
 """Latent attention in which no two sizes are the same."""
 GROUPS = MOE | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}
+INDEXER = {"index_n_heads": 3, "index_head_dim": 20}
 LITE_YARN = YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
 GRANITE = {
     "embedding_multiplier": 3.0,
@@ -223,7 +232,35 @@ FALCON_H1 = {
 }
 HUNYUAN_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "factor": 1.0}
 
+QWEN3_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+QWEN25_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "fullatt_block_indexes": [0]}
+QWEN_VL_ROPE = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+
 CONFIGS = {
+    "qwen2-vl-pictures": lambda: Qwen2VLConfig(
+        text_config=NARROW | {"rope_parameters": {"type": "mrope", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": NARROW["hidden_size"], "num_heads": 2},
+    ),
+    "qwen2.5-vl-pictures": lambda: Qwen2_5_VLConfig(
+        text_config=NARROW | {"rope_parameters": {"type": "mrope", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+        vision_config=QWEN25_VISION | {"out_hidden_size": NARROW["hidden_size"]},
+        tie_word_embeddings=True,
+    ),
+    "qwen3-vl-pictures": lambda: Qwen3VLConfig(
+        text_config=FAMILY_SHAPE | {"rope_parameters": QWEN_VL_ROPE},
+        vision_config=QWEN3_VISION | {"out_hidden_size": 72},
+    ),
+    "qwen3-vl-moe-pictures": lambda: Qwen3VLMoeConfig(
+        text_config=FAMILY_SHAPE | MOE | {"num_experts": 7, "mlp_only_layers": [1], "rope_parameters": QWEN_VL_ROPE},
+        vision_config=QWEN3_VISION | {"out_hidden_size": 72},
+    ),
     "qwen2-tied": lambda: Qwen2Config(**QWEN_SHAPE, tie_word_embeddings=True),
     "qwen2-untied-sharded": lambda: Qwen2Config(**QWEN_SHAPE, tie_word_embeddings=False),
     "qwen2-windows": lambda: Qwen2Config(**QWEN_SHAPE, **QWEN_WINDOWS, tie_word_embeddings=True),
@@ -395,6 +432,18 @@ CONFIGS = {
         mlp_layer_types=["dense", "sparse", "dense", "sparse"],
         num_nextn_predict_layers=0,
     ),
+    "deepseek-v3.2": lambda: DeepseekV32Config(
+        **LATENT,
+        **GROUPS,
+        **INDEXER,
+        first_k_dense_replace=2,
+        rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "glm-5": lambda: GlmMoeDsaConfig(
+        **LATENT | {"v_head_dim": 32}, **MOE, **INDEXER, n_routed_experts=7, indexer_types=["full", "shared"] * 2
+    ),
+    "hy3": lambda: HYV3Config(**FAMILY_SHAPE, **MOE, num_experts=7, attention_bias=True),
+    "olmo2": lambda: Olmo2Config(**NARROW),
     "minicpm3": lambda: MiniCPM3Config(
         **LATENT, dim_model_base=64, scale_emb=3, rope_parameters=LONGROPE | {"original_max_position_embeddings": 512}
     ),
@@ -513,7 +562,21 @@ LATENTS = (
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next-moe")
 MAMBAS = ("granite-hybrid", "granite-hybrid-moe", "falcon-h1", "falcon-h1-norm", "nemotron-h")
 """Models with Mamba-2 layers."""
-FURTHER = (*MAMBAS, "mixtral", "granite", "granite-moe", "exaone4", "gemma2", "apertus", "minimax-m3", "mimo-v2")
+FURTHER = (
+    *MAMBAS,
+    "mixtral",
+    "granite",
+    "granite-moe",
+    "exaone4",
+    "gemma2",
+    "apertus",
+    "minimax-m3",
+    "mimo-v2",
+    "deepseek-v3.2",
+    "glm-5",
+    "hy3",
+    "olmo2",
+)
 """Families that run with the ``slow`` mark only; ``test_spellings.py`` always runs their published configs on one rank."""
 FAMILIES = (
     *(

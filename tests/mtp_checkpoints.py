@@ -9,7 +9,16 @@ import torch
 from checkpoints import CONFIGS, FULL, make_checkpoint
 from safetensors.torch import load_file, save_file
 
-MTP_KINDS = ("deepseek-v3", "glm4-moe", "glm-4.7-flash", "qwen3-next-moe", "qwen3.5", "qwen3.5-moe")
+MTP_KINDS = (
+    "deepseek-v3",
+    "glm4-moe",
+    "glm-4.7-flash",
+    "qwen3-next-moe",
+    "qwen3.5",
+    "qwen3.5-moe",
+    "deepseek-v3.2",
+    "hy3",
+)
 """Kinds to which ``add_mtp`` can give an MTP layer."""
 
 
@@ -19,7 +28,7 @@ def mtp_names(kind: str) -> dict[str, str]:
     qwen = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0")
     if "qwen" in kind:
         return dict(zip(qwen, qwen, strict=True))
-    parts = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    parts = ("enorm", "hnorm", "eh_proj", "final_layernorm" if kind == "hy3" else "shared_head.norm")
     first = f"model.layers.{num_layers}"
     return dict(zip(qwen, [*(f"{first}.{part}" for part in parts), first], strict=True))
 

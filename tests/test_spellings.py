@@ -92,6 +92,9 @@ def test_every_spelling_gives_the_same_logits(kind, tmp_path):
 LEFT_OUT = {
     "Ernie4_5_MoeForCausalLM": "model.mtp_block.0.mlp.down_proj.weight",
     "Glm4MoeForCausalLM": "model.layers.4.eh_proj.weight",
+    "DeepseekV32ForCausalLM": "model.layers.4.eh_proj.weight",
+    "GlmMoeDsaForCausalLM": "model.layers.4.eh_proj.weight",
+    "HYV3ForCausalLM": "model.layers.4.eh_proj.weight",
     "DeepseekV3ForCausalLM": "model.layers.4.eh_proj.weight",
     "Glm4MoeLiteForCausalLM": "model.layers.4.eh_proj.weight",
     "MiniMaxM2ForCausalLM": "model.layers.5.eh_proj.weight",

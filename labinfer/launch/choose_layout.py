@@ -83,7 +83,7 @@ def choose_layout(
     if is_auto:  # keep the measured model options, so that later starts compute an equal digest of them
         chosen = dataclasses.replace(chosen, model=options.model)
     group.take_cores(chosen.working_ranks, options.runtime.threads)
-    own = room_options(options, options.model.max_model_len or config.max_position)
+    own = room_options(options, options.model.max_model_len or config.exact_context or config.max_position)
     # If the user changed an option that the KV capacity depends on, ignore the plan's block count and use all free memory.
     difference = describe_difference(plan, own)
     if group.rank == 0:
@@ -116,7 +116,7 @@ def _find_plan(
     from labinfer.launch.known_plan import find_plan
     from labinfer.planner.make_problem import make_problem
 
-    problem = make_problem(cluster, options, first=first, max_position=config.max_position)
+    problem = make_problem(cluster, options, first=first, max_position=config.exact_context or config.max_position)
     plan, report = find_plan(problem, cache_folder(), explains=on_report is not None)
     if on_report is not None:
         on_report(report, cluster.links)

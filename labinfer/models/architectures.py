@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from labinfer.base.registry import REGISTRY
 from labinfer.weights.model_files import open_model
 
 CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
+AS_OTHER = '; if its layers are those of {0}, set architectures to ["{0}"] in config.json of a copy of the directory'
 CLASSIFIER = "ForSequenceClassification"
 
 
@@ -54,19 +56,16 @@ def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
     """Reject the config at ``path`` if its only architecture is unknown, or if it lists none and has custom code (``auto_map``).
 
     Raises:
-        UserError: the architecture is not supported; the message lists the supported ones.
+        UserError: the architecture is not supported; the message names the most similar one, and lists all.
     """
     names, families = values.get("architectures"), REGISTRY.names("model_family")
+    is_one = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)
     if not names and values.get("auto_map"):
         what = f"model_type {values.get('model_type')!r:.60} without 'architectures'"
-    elif (
-        isinstance(names, list)
-        and len(names) == 1
-        and isinstance(names[0], str)
-        and names[0] not in {*families, *base_models(), *classifiers()}
-    ):
+    elif is_one and names[0] not in {*families, *base_models(), *classifiers()}:
         what = f"architecture {names[0]!r:.60}"
     else:
         return
+    advice = "".join(map(AS_OTHER.format, difflib.get_close_matches(str(names), families, 1, cutoff=0.5)))
     code = " (remote code of 'auto_map' is never run)" if values.get("auto_map") else ""
-    raise UserError(f"{path}: {what} is not supported{code}; supported are {', '.join(families)}")
+    raise UserError(f"{path}: {what} is not supported{code}{advice}; supported are {', '.join(families)}")

@@ -47,6 +47,8 @@ class ModelConfig:
     layer_inputs: Any = None
     """Config of per-layer embeddings, such as ``PerLayerEmbeddingConfig`` (Gemma 4); None if the model has none."""
     max_position: int
+    exact_context: int = 0
+    """Context length up to which results are the reference's, and default of ``--max-model-len``; 0 for ``max_position``."""
     tied_embeddings: bool
     notes: tuple[str, ...] = ()
     """Warnings for the user about the checkpoint, a line each."""

@@ -43,10 +43,10 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     pooling = files.pooling(file.values)
     if not config.tied_embeddings and not files.has_head():
         is_published_so = file.is_base_model or pooling is not None or not config.is_causal
-        notes = () if is_published_so else (LOST_HEAD,)
+        notes = config.notes if is_published_so else (*config.notes, LOST_HEAD)
         config = replace(config, tied_embeddings=True, has_head=False, notes=notes)
     elif config.tied_embeddings and files.has_different_head(family.names):
-        config = replace(config, tied_embeddings=False, notes=(OWN_HEAD,))
+        config = replace(config, tied_embeddings=False, notes=(*config.notes, OWN_HEAD))
     is_embedder = file.is_base_model or bool(config.no_generation)
     config = replace(config, pooling=pooling or PoolingConfig(is_embedder=is_embedder))
     return config if with_mtp else replace(config, mtp=None)

@@ -36,6 +36,8 @@ class MatrixStack:
     """First row of the projection's outputs in the matrix ``index``, into which several projections may be fused."""
     is_transposed: bool = False
     """Whether the tensor is (count, inputs, outputs), with alternating rows of two fused projections."""
+    may_be_input_major: bool = False
+    """Whether the tensor may be (count, inputs, outputs) with the outputs of two fused projections one after another. Its shape decides."""
 
 
 @dataclass(frozen=True, kw_only=True)

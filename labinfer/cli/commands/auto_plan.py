@@ -66,7 +66,7 @@ def run_here(session: Session, own: PlanOptions) -> int:
                 objective=own.objective,
                 workload=own.workload,
                 first=name_machines(options, group.everyone)[0][0],
-                max_position=config.max_position,
+                max_position=config.exact_context or config.max_position,
                 count_tokens=count_tokens,
             )
             _report(problem, own, file)

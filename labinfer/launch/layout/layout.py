@@ -383,4 +383,4 @@ def _resolve_length(length: int, config: ModelConfig) -> int:
         raise UserError(f"--max-model-len {length} exceeds the model's maximum of {config.max_position} positions")
     if length == 1:
         raise UserError("--max-model-len 1 is too small for a prompt token and an output token; give at least 2")
-    return length or config.max_position
+    return length or config.exact_context or config.max_position

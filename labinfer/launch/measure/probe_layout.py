@@ -179,7 +179,11 @@ def make_unit_layout(
     Raises:
         UserError: see ``make_layout``.
     """
-    length = min(config.max_position, sum(CHUNK_BEFORE), options.model.max_model_len or config.max_position)
+    length = min(
+        config.max_position,
+        sum(CHUNK_BEFORE),
+        options.model.max_model_len or config.exact_context or config.max_position,
+    )
     options = dataclasses.replace(
         options,
         parallel=dataclasses.replace(

@@ -30,3 +30,22 @@ class TransposedFormat(PlainFormat):
         shape = (count, inputs, outputs)
         tensors.read_into(TensorSlice(name=stack.name, shape=shape, ranges=ranges, destination=part_1IO))
         matrix.destination.copy_(part_1IO[0, :, first::parts].T)
+
+
+class InputMajorFormat(TransposedFormat):
+    """Matrix of one expert, read from a tensor of all experts (experts, inputs, outputs), in which the outputs of gate and up follow one another.
+
+    Source: the checkpoints of Qwen3-VL-MoE.
+    """
+
+    def read(self, tensors: TensorReader, matrix: MatrixSlice) -> None:
+        stack, (begin, end) = matrix.stack, matrix.rows
+        count, outputs, inputs = stack.shape
+        first, last = stack.first_row + begin, stack.first_row + end
+        part_1IO = torch.empty(
+            1, matrix.columns[1] - matrix.columns[0], end - begin, dtype=tensors.dtype(stack.name), device="cpu"
+        )
+        ranges = ((stack.index, stack.index + 1), matrix.columns, (first, last))
+        shape = (count, inputs, outputs)
+        tensors.read_into(TensorSlice(name=stack.name, shape=shape, ranges=ranges, destination=part_1IO))
+        matrix.destination.copy_(part_1IO[0].T)

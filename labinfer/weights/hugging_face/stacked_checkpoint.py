@@ -10,7 +10,7 @@ from labinfer.weights.checkpoint import Checkpoint
 from labinfer.weights.formats.format import Format, Formats, TensorReader
 from labinfer.weights.formats.mxfp4 import Mxfp4Format
 from labinfer.weights.formats.plain import PlainFormat
-from labinfer.weights.formats.transposed import TransposedFormat
+from labinfer.weights.formats.transposed import InputMajorFormat, TransposedFormat
 from labinfer.weights.hugging_face.stack import StackReader, stacked_names
 from labinfer.weights.slices import MatrixSlice, WeightSlice
 from labinfer.weights.tensor_files import PLAIN
@@ -45,6 +45,13 @@ class StackedCheckpoint(Checkpoint):
                 f"{self.directory}: the experts in tensor {stack} are neither in {', '.join(PLAIN)} nor in MXFP4 "
                 "according to config.json; only these are supported"
             )
+        if weight is not None and part.stack.may_be_input_major and self._is_input_major(part, weight.shape):
+            if weight.dtype in PLAIN:
+                return InputMajorFormat(), self, part
+            raise UserError(
+                f"{self.directory}: the experts in tensor {stack} are input-major in {weight.dtype}; only {', '.join(PLAIN)} "
+                "are supported in this order; use the checkpoint in bfloat16, with -q int8 for example"
+            )
         if weight is not None and weight.dtype in PLAIN:
             chosen = PlainFormat()
         elif isinstance(chosen, PlainFormat):
@@ -54,6 +61,22 @@ class StackedCheckpoint(Checkpoint):
                 f"in config.json does not describe it; without it only {', '.join(PLAIN)} are supported"
             )
         return chosen, tensors, replace(part, name=stack)
+
+    def _is_input_major(self, part: MatrixSlice, shape: tuple[int, ...]) -> bool:
+        """Whether a stack of ``shape`` is (count, inputs, outputs).
+
+        Raises:
+            UserError: outputs and inputs are equally many, so that the shape does not tell.
+        """
+        count, outputs, inputs = part.stack.shape
+        if tuple(shape) != (count, inputs, outputs):
+            return False
+        if outputs == inputs:
+            raise UserError(
+                f"{self.directory}: tensor {part.stack.name} of shape {list(shape)} may be input-major (as published) or output-major (of "
+                "Transformers 5), as both sizes are equal; store each expert's matrices apart (experts.0.gate_proj.weight ...)"
+            )
+        return True
 
     def tensor_names(self, part: WeightSlice) -> tuple[str, ...]:
         """Names of the tensors from which a slice may be read: its own tensors, and for a matrix those of its stack."""

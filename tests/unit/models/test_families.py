@@ -88,9 +88,7 @@ def test_other_activations_are_refused(tmp_path, kind):
 
 
 UNKNOWN = {
-    "DeepSeek-V3.2": "DeepseekV32ForCausalLM",
     "DeepSeek-V4": "DeepseekV4ForCausalLM",
-    "GLM-5": "GlmMoeDsaForCausalLM",
     "Kimi Linear": "KimiLinearForCausalLM",
     "Nemotron-H": "NemotronHForCausalLM",
     "Llama 4": "Llama4ForConditionalGeneration",
@@ -103,9 +101,19 @@ def test_unknown_architecture_is_refused_by_name_with_those_that_are_known(tmp_p
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name], "quantization_config": {"bits": 3}}))
     with pytest.raises(UserError) as caught:
         check(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path / 'config.json'}: architecture {name!r} is not supported; supported are {', '.join(REGISTRY.names('model_family'))}"
-    )
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'config.json'}: architecture {name!r} is not supported; ")
+    assert message.endswith(f"; supported are {', '.join(REGISTRY.names('model_family'))}")
+
+
+def test_unknown_architecture_is_refused_with_the_most_similar_one(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLLM"]}))
+    with pytest.raises(UserError) as caught:
+        check_architecture(tmp_path)
+    assert (
+        "; if its layers are those of Qwen3ForCausalLM, set architectures to "
+        '["Qwen3ForCausalLM"] in config.json of a copy of the directory; supported are'
+    ) in str(caught.value)
 
 
 @pytest.mark.parametrize("check", [check_architecture, load_config])

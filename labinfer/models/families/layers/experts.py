@@ -37,6 +37,7 @@ class RoutedExperts(WeightedModule):
         num_experts: experts of the layer, over all ranks.
         columns: intermediate size of an expert, over all ranks.
         gate: clamped activation; None for SiLU or GELU.
+        may_be_input_major: see ``MatrixStack``.
         gelu: whether the activation is GELU instead of SiLU.
         stacked_apart: see ``MixtureConfig``.
         part: range of the sharded dimension to hold, see ``expert_shard``; None for the range of this rank.
@@ -51,6 +52,7 @@ class RoutedExperts(WeightedModule):
         gate: ClampedGateConfig | None = None,
         *,
         gelu: bool = False,
+        may_be_input_major: bool = False,
         stacked_apart: bool = False,
         part: Range | None = None,
     ):
@@ -61,6 +63,7 @@ class RoutedExperts(WeightedModule):
         self._hidden_size, self._dtype = hidden_size, ctx.dtype
         part = part or expert_shard(num_experts, columns, ctx)(ctx.tp.size, ctx.tp.rank)
         self._range, self._columns = (part, (0, columns)) if ctx.experts == "whole" else ((0, num_experts), part)
+        self._may_be_input_major = may_be_input_major
         self._is_transposed, self.biases, self._gelu = gate is not None and gate.has_biases, None, gelu
         if gate is not None:
             sizes, parts = (num_experts, columns, hidden_size), (self._range, self._columns)
@@ -201,6 +204,7 @@ class RoutedExperts(WeightedModule):
                     index=expert,
                     first_row=first_row,
                     is_transposed=self._is_transposed,
+                    may_be_input_major=self._may_be_input_major,
                 ),
             )
 

@@ -35,6 +35,8 @@ class MixtureConfig:
     """Clamped activation of the routed experts; None for SiLU."""
     stacked_apart: bool = False
     """Whether checkpoints store all gate and all up projections in two tensors, not in one."""
+    may_be_input_major: bool = False
+    """See ``MatrixStack``."""
     has_experts: ClassVar[bool] = True
     reads_hidden: ClassVar[bool] = False
     num_sums: ClassVar[int] = 1
@@ -53,6 +55,7 @@ class Mixture(nn.Module):
         self.experts = make_routed_experts(
             *(config.router.num_experts, config.intermediate_size, hidden_size, ctx, config.gate),
             stacked_apart=config.stacked_apart,
+            may_be_input_major=config.may_be_input_major,
         )
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: ReplicatedLinear | None = None
