@@ -68,6 +68,19 @@ def test_normalized_vectors_have_length_1_and_point_the_same_way(llm, pooling):
         assert torch.cosine_similarity(torch.tensor(vector), torch.tensor(same), dim=0) > 1 - 1e-6
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_vectors_are_cut_before_they_are_normalized(llm, pooling, normalize):
+    whole = torch.tensor(vectors_of(llm.embed(PROMPTS, pooling, normalize=False)))
+    cut = torch.nn.functional.normalize(whole[:, :5], dim=1) if normalize else whole[:, :5]
+    found = torch.tensor(vectors_of(llm.embed(PROMPTS, pooling, normalize, dimensions=5)))
+    assert (found - cut).abs().max() < 1e-5
+    width = llm.spec.hidden_size
+    for dimensions in (0, width + 1, True, "5"):
+        with pytest.raises(UserError, match=f"dimensions {dimensions!r} is not supported: .* choose 1 to {width}$"):
+            llm.embed(PROMPTS, pooling, dimensions=dimensions)
+
+
 def test_last_token_is_the_default(llm):
     assert vectors_of(llm.embed(PROMPTS)) == vectors_of(llm.embed(PROMPTS, "last"))
 
@@ -150,7 +163,8 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
         {"id": "text", "prompt_token_ids": PROMPTS[0], "max_tokens": 5, "ignore_eos": True},
         line("one", input=PROMPTS[2]),
         line("bad id", input=[[5], [512]]),
-        line("too few", input="the quick", dimensions=3),
+        line("too many", input="the quick", dimensions=1000),
+        line("cut", input=PROMPTS, dimensions=3),
         line("text", input=["the quick", "0123"]),
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -165,7 +179,7 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
         )
         job.run(llm, lambda: None)
         texts = [output.embedding for output in llm.embed(["the quick", "0123"])]
-    assert (job.num_answered, job.num_failed) == (4, 2)
+    assert (job.num_answered, job.num_failed) == (5, 2)
     records = [json.loads(text) for text in out.read_text(encoding="utf-8").splitlines()]
     assert len(records) == len(lines)
     by_id = {record.get("custom_id"): record.get("response") for record in records}
@@ -181,4 +195,6 @@ def test_job_answers_each_line_of_inputs_with_one_line(checkpoint, states, tmp_p
     assert worst_vector_error([found["one"]["data"][0]["embedding"]], [last], "last") < TOLERANCE
     assert [one["embedding"] for one in found["text"]["data"]] == [pytest.approx(text, abs=1e-5) for text in texts]
     assert "token id 512" in found["bad id"]["error"]["message"] and by_id["bad id"]["status_code"] == 400
-    assert "dimensions 3" in found["too few"]["error"]["message"]
+    assert "dimensions 1000" in found["too many"]["error"]["message"]
+    cut = [torch.nn.functional.normalize(states_TD[-1:, :3], dim=1) for states_TD in states]
+    assert worst_vector_error([one["embedding"] for one in found["cut"]["data"]], cut, "last") < TOLERANCE

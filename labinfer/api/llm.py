@@ -49,6 +49,7 @@ from labinfer.launch.prefetch import prefetch_weights
 from labinfer.launch.rank_runtime import RankRuntime
 from labinfer.observe.output_file import OutputFile
 from labinfer.observe.report import RunReport
+from labinfer.requests.embedding import PromptEmbedding
 from labinfer.requests.input_processor import InputProcessor, conversations, pair_prompts
 from labinfer.requests.offline_runner import OfflineRunner, check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput
@@ -320,6 +321,7 @@ class LLM:
         prompts: PromptLike | list[PromptLike] | None,
         pooling: str | None = None,
         normalize: bool | None = None,
+        **options: Any,
     ) -> list[EmbeddingOutput] | None:
         """Compute the embedding of every prompt: one vector, pooled from the prompt's final hidden states. Collective, like
         ``generate``.
@@ -329,18 +331,17 @@ class LLM:
             pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by
                 default the method in the model's files, see ``PoolingConfig``.
             normalize: whether to scale the vectors to unit length; by default as the model's files say.
+            options: ``dimensions``, see ``PromptEmbedding``.
 
         Returns:
             Outputs in the order of the prompts on rank 0, None on the other ranks.
 
         Raises:
-            UserError: a prompt or the pooling is invalid; raised on rank 0 before anything has run.
+            UserError: a prompt or an option is invalid; raised on rank 0 before anything has run.
         """
-        outputs = self._gather(
-            lambda: self._make_requests(prompts, None, pooling=self.spec.pooling.resolve(pooling)),
-            lambda requests: self._runner.outputs(requests),
+        return self._score(
+            lambda: PromptEmbedding(model=self.spec, given=prompts, pooling=pooling, normalize=normalize, **options)
         )
-        return self.spec.pooling.finish(outputs, normalize) if outputs else outputs
 
     def score(
         self,
@@ -390,9 +391,9 @@ class LLM:
         """
         return self._score(lambda: Classification(model=self.spec, given=prompts, use_activation=use_activation))
 
-    def _score(self, make: Callable[[], PairScoring | Classification]) -> list | None:
+    def _score(self, make: Callable[[], PairScoring | Classification | PromptEmbedding]) -> list | None:
         """Run the prompts of the work that ``make`` returns on rank 0, and return its outputs."""
-        made: list[PairScoring | Classification] = []
+        made: list[PairScoring | Classification | PromptEmbedding] = []
 
         def requests() -> list[Request]:
             made.append(make())

@@ -30,6 +30,9 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     default_prompt: str = ""
     """Name of the prompt that sentence-transformers prepends to every text by default; LABInfer does not prepend it."""
 
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """Lengths to which vectors may be cut (``matryoshka_dimensions`` of ``config.json``); empty for any length."""
+
     @property
     def warning(self) -> str:
         """Warning about the pooling, for the startup log; empty for none."""
@@ -60,32 +63,6 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         if pooling not in POOLINGS:
             raise UserError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r:.60}")
         return pooling
-
-    def finish(self, outputs: list[EmbeddingOutput], normalize: bool | None) -> list[EmbeddingOutput]:
-        """Scale the vectors of ``outputs`` to length 1, if the request asks for that, or if the request does not say and the model's default asks for it.
-
-        Args:
-            normalize: choice of the request; None for the model's default.
-        """
-        normalizes = self.normalize if normalize is None else normalize
-        return [output.normalized() for output in outputs] if normalizes else outputs
-
-    def check_scores(self, pooling: str | None) -> None:
-        """Refuse similarity scores if the vectors are not embeddings, so that their cosines have no meaning.
-
-        Args:
-            pooling: pooling of the request; naming any pooling permits the scores.
-
-        Raises:
-            UserError: the request names no pooling, and the model is not an embedding model.
-        """
-        if self.resolve(pooling) and pooling is None and not self.is_embedder:
-            raise UserError(
-                "pooling: this model is not an embedding model (no Pooling in modules.json, and the architecture "
-                "is not a base model), so cosine similarities of its vectors are not meaningful scores. For Qwen3-Reranker, "
-                "start with --reranker qwen3. To get cosine similarities anyway, choose a pooling: "
-                f"{', '.join(POOLINGS)}"
-            )
 
 
 @dataclass(frozen=True)

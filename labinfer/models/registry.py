@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import PoolingConfig
 from labinfer.base.registry import REGISTRY
@@ -48,7 +50,13 @@ def load_config(directory: Path, *, with_mtp: bool = False) -> ModelConfig:
     elif config.tied_embeddings and files.has_different_head(family.names):
         config = replace(config, tied_embeddings=False, notes=(*config.notes, OWN_HEAD))
     is_embedder = file.is_base_model or bool(config.no_generation)
-    config = replace(config, pooling=pooling or PoolingConfig(is_embedder=is_embedder))
+    allowed = file.get("matryoshka_dimensions", list, [])
+    file.require(
+        all(type(number) is int and 0 < number <= config.hidden_size for number in allowed),
+        f"matryoshka_dimensions should be numbers from 1 to {config.hidden_size}, not {allowed!r:.80}",
+    )
+    pooling = pooling or PoolingConfig(is_embedder=is_embedder)
+    config = replace(config, pooling=structs.replace(pooling, matryoshka_dimensions=tuple(allowed)))
     return config if with_mtp else replace(config, mtp=None)
 
 

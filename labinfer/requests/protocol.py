@@ -12,6 +12,7 @@ import msgspec
 from labinfer.base.errors import UserError
 from labinfer.base.sampling_params import BIAS, MAX_COUNT, NUMBERS, TEXTS, SamplingParams
 from labinfer.base.structured_outputs import StructuredOutputs
+from labinfer.requests.embedding import EmbeddingModel, PromptEmbedding
 from labinfer.requests.prompts import (
     TEMPLATE_KEYS,
     TOOL_KEYS,
@@ -371,7 +372,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Requested length of the vectors; only the model's hidden size is accepted."""
+    """Length to which vectors are cut before they are normalized; by default vectors are whole."""
     user: str | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
@@ -391,17 +392,14 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
         return typed_prompts("input", self.input)
 
-    def check_dimensions(self, hidden_size: int) -> None:
-        """Check that ``dimensions``, if given, is the length of the model's vectors.
+    def embedding(self, model: EmbeddingModel) -> PromptEmbedding:
+        """The embeddings to compute.
 
         Raises:
-            UserError: ``dimensions`` differs from ``hidden_size``.
+            UserError: an input is invalid, or the model does not support one of the fields.
         """
-        if self.dimensions not in (None, hidden_size):
-            raise UserError(
-                f"dimensions {self.dimensions} is not supported: this model's embeddings have {hidden_size} "
-                "dimensions; leave it out"
-            )
+        names = ("pooling", "normalize", "dimensions")
+        return PromptEmbedding(model=model, given=self.prompts(), **{name: getattr(self, name) for name in names})
 
 
 def typed_prompts(field: str, inputs: Any) -> list[Prompt]:

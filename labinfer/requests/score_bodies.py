@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput
+from labinfer.requests.embedding import PromptEmbedding
 from labinfer.requests.openai.scores import (
     ClassificationList,
     DocumentText,
@@ -160,14 +161,14 @@ class PoolingBody(EmbeddingBody, kw_only=True, forbid_unknown_fields=True):
     task: Literal["embed", "classify"] | None = None
     """Kind of output; by default ``classify`` for models with a score head, else ``embed``."""
 
-    def work(self, model: ScoredModel) -> Classification | None:
-        """The classes to compute; None for embeddings.
+    def work(self, model: ScoredModel) -> Classification | PromptEmbedding:
+        """The classes or embeddings to compute.
 
         Raises:
             UserError: an input is invalid, or the model does not support the task.
         """
         if self.task == "embed" or (self.task is None and model.score_head is None):
-            return None
+            return self.embedding(model)
         if self.dimensions is not None:
             raise UserError("dimensions are for embeddings, and this request asks for classes; leave it out")
         return Classification(model=model, given=self.prompts(), use_activation=self.normalize)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from labinfer.base.errors import UserError
+from labinfer.base.plan import POOLINGS
 from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
 from labinfer.base.score_head import ScoreHead
 from labinfer.requests.prompts import PairPrompt, Prompt, PromptLike, TextPrompt
@@ -24,6 +25,7 @@ class ScoredModel(Protocol):
 
     pooling: PoolingConfig
     score_head: ScoreHead | None
+    hidden_size: int
     max_model_len: int
 
 
@@ -85,7 +87,7 @@ class PairScoring:
                     f"pooling {self.pooling!r:.40} is not supported: this model's score head reads the last token"
                 )
             return
-        self.model.pooling.check_scores(self.pooling)
+        check_cosines(self.model.pooling, self.pooling)
         for name in ("use_activation", "instruction", "truncate_prompt_tokens"):
             if getattr(self, name) is not None:
                 raise UserError(
@@ -181,6 +183,25 @@ def pair_scoring(model: ScoredModel, queries: Any, documents: Any, **options: An
     """
     first, second = paired_texts(queries, documents, ("queries", "documents"))
     return PairScoring(model=model, first=first, second=second, **options)
+
+
+def check_cosines(config: PoolingConfig, pooling: str | None) -> None:
+    """Refuse similarity scores if the vectors are not embeddings, so that their cosines have no meaning.
+
+    Args:
+        config: pooling of the model.
+        pooling: pooling of the request; naming any pooling permits the scores.
+
+    Raises:
+        UserError: the request names no pooling, and the model is not an embedding model.
+    """
+    if config.resolve(pooling) and pooling is None and not config.is_embedder:
+        raise UserError(
+            "pooling: this model is not an embedding model (no Pooling in modules.json, and the architecture "
+            "is not a base model), so cosine similarities of its vectors are not meaningful scores. For Qwen3-Reranker, "
+            "start with --reranker qwen3. To get cosine similarities anyway, choose a pooling: "
+            f"{', '.join(POOLINGS)}"
+        )
 
 
 def cosine(left: EmbeddingOutput, right: EmbeddingOutput) -> float:

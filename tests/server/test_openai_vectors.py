@@ -72,7 +72,7 @@ class TestEmbeddings:
             ({"input": []}, "input"),
             ({"input": ["red", ""]}, "input"),
             ({"input": [[5], [10**6]]}, None),
-            ({"input": "red", "dimensions": 3}, "dimensions"),
+            ({"input": "red", "dimensions": 100000}, "dimensions"),
             ({"input": "red", "extra_body": {"pooling": "max"}}, "pooling"),
         ],
         ids=str,

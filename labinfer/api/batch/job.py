@@ -216,12 +216,8 @@ class BatchJob:
         Raises:
             UserError: a request of the line can never run; then no request of the line is made.
         """
-        if (body := parsed.embedding) is not None:
-            body.check_dimensions(llm.spec.hidden_size)
-            pooling = llm.spec.pooling.resolve(body.pooling)
-            parsed = replace(parsed, prompts=body.prompts(), pooling=pooling)
-        if parsed.scoring is not None:
-            work = parsed.scoring.work(llm.spec)
+        if parsed.embedding is not None or parsed.scoring is not None:
+            work = parsed.embedding.embedding(llm.spec) if parsed.embedding else parsed.scoring.work(llm.spec)
             parsed = replace(parsed, prompts=work.prompts(), pooling=work.pooled_by)
         line = JobLine(number, digest, parsed)
         return [
@@ -231,8 +227,8 @@ class BatchJob:
 
     def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
         outputs = [line.outputs[index] for index in range(len(line.parsed.prompts))]
-        if line.parsed.embedding is not None:
-            outputs = llm.spec.pooling.finish(outputs, line.parsed.embedding.normalize)
+        if (body := line.parsed.embedding) is not None:
+            outputs = body.embedding(llm.spec).outputs(outputs)
             return embedding_record(line.number, line.parsed, outputs, self._model_name)
         if (body := line.parsed.scoring) is not None:
             return score_record(line.number, line.parsed, body.work(llm.spec), outputs, self._model_name)

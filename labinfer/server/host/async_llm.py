@@ -27,6 +27,7 @@ from labinfer.base.other_engines import as_keywords
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.comm.group.failure import end_process_with
+from labinfer.requests.embedding import PromptEmbedding
 from labinfer.requests.offline_runner import check_can_stream
 from labinfer.requests.outputs import Delta, RequestOutput, RequestState
 from labinfer.requests.prompts import PromptLike
@@ -97,12 +98,11 @@ class AsyncLLM:
         return await self.generate({**fields, "messages": messages}, sampling_params)
 
     async def embed(
-        self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None
+        self, prompt: PromptLike, pooling: str | None = None, normalize: bool | None = None, **options: Any
     ) -> EmbeddingOutput:
         """Compute the embedding of a prompt; see ``LLM.embed``."""
-        own = self._llm.spec.pooling
-        async with aclosing(self._items(prompt, None, pooling=own.resolve(pooling))) as items:
-            (output,) = own.finish([await anext(items)], normalize)
+        options |= {"pooling": pooling, "normalize": normalize}
+        (output,) = await self._score(PromptEmbedding(model=self._llm.spec, given=[prompt], **options))
         return output
 
     async def score(self, queries: str | list[str], documents: str | list[str], **options: Any) -> list[ScoringOutput]:
@@ -115,7 +115,7 @@ class AsyncLLM:
         (output,) = await self._score(work)
         return output
 
-    async def _score(self, work: PairScoring | Classification) -> list:
+    async def _score(self, work: PairScoring | Classification | PromptEmbedding) -> list:
         """Run the prompts of ``work`` at the same time, and return its outputs."""
 
         async def pool(prompt: PromptLike) -> EmbeddingOutput:

@@ -13,6 +13,7 @@ from gguf_files import write_gguf
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import PoolingConfig
 from labinfer.models.registry import load_config
+from labinfer.requests.scoring import check_cosines
 from labinfer.weights.hugging_face.pooling import read_pooling
 
 
@@ -23,6 +24,17 @@ def test_files_that_say_nothing_leave_the_last_token_normalized(tmp_path):
     values = json.loads((directory / "config.json").read_text()) | {"architectures": ["Qwen3Model"]}
     (directory / "config.json").write_text(json.dumps(values))
     assert load_config(directory).pooling == PoolingConfig(pooling="last", normalize=True, is_embedder=True)
+
+
+@pytest.mark.parametrize("wrong", [[0], [73], ["8"], [True]])
+def test_lengths_of_cut_vectors_are_those_of_the_config(tmp_path, wrong):
+    directory = make_checkpoint(tmp_path, "qwen3")
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(values | {"matryoshka_dimensions": [8, 32]}))
+    assert load_config(directory).pooling.matryoshka_dimensions == (8, 32)
+    (directory / "config.json").write_text(json.dumps(values | {"matryoshka_dimensions": wrong}))
+    with pytest.raises(UserError, match="matryoshka_dimensions should be numbers from 1 to 72, not"):
+        load_config(directory)
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -64,8 +76,8 @@ def test_other_modules_are_refused_by_name(tmp_path, kinds):
     config = read_pooling(tmp_path)
     assert f"asks for {', '.join(kinds)}; supported are Transformer, Pooling, Normalize" in config.refusal
     with pytest.raises(UserError, match="pooling: .*modules.json asks for"):
-        config.check_scores(None)
-    config.check_scores("last")
+        check_cosines(config, None)
+    check_cosines(config, "last")
 
 
 def test_settings_of_modules_that_change_vectors_are_refused(tmp_path):
@@ -122,6 +134,6 @@ def test_gguf_file_says_whether_it_is_causal(tmp_path, monkeypatch, is_causal):
 
 def test_causal_model_has_no_scores_unless_a_pooling_is_named():
     with pytest.raises(UserError, match="pooling: this model is not an embedding model"):
-        PoolingConfig().check_scores(None)
-    PoolingConfig().check_scores("mean")
-    PoolingConfig(is_embedder=True).check_scores(None)
+        check_cosines(PoolingConfig(), None)
+    check_cosines(PoolingConfig(), "mean")
+    check_cosines(PoolingConfig(is_embedder=True), None)

@@ -11,9 +11,6 @@ from dataclasses import replace
 
 from starlette.responses import Response
 
-from labinfer.base.pooling import EmbeddingOutput
-from labinfer.base.sampling_params import SamplingParams
-from labinfer.requests.generation_input import GenerationInput
 from labinfer.requests.openai.scores import ClassificationList, PooledList, Ranking, ScoreList, pooled_list
 from labinfer.requests.score_bodies import (
     CLASSIFY_URL,
@@ -25,13 +22,11 @@ from labinfer.requests.score_bodies import (
     ScoreBody,
     ScoreRequest,
 )
-from labinfer.requests.scoring import Classification, PairScoring
+from labinfer.requests.scoring import Classification
 from labinfer.server.gateway.endpoint import GENERATION_ERRORS, endpoint
-from labinfer.server.gateway.generation_task import GenerationTask
 from labinfer.server.gateway.http_context import HttpContext
 from labinfer.server.gateway.refusals import checked
-from labinfer.server.gateway.routes.embeddings import embed
-from labinfer.server.gateway.service import Model
+from labinfer.server.gateway.routes.embeddings import pool_prompts
 
 
 @endpoint("POST", "/pooling", body=PoolingBody, answer=PooledList, errors=GENERATION_ERRORS)
@@ -40,14 +35,10 @@ async def pool(context: HttpContext) -> Response:
     body = await context.read(PoolingBody)
     model = context.service.model(body.model)
     work = checked(lambda: body.work(model.info))
-    if work is None:
-        checked(lambda: body.check_dimensions(model.info.hidden_size))
-        outputs = await embed(context, model, body.prompts, body.pooling, body.user, normalize=body.normalize)
-    else:
-        pooled = await _run(context, model, work, body.user)
-        outputs = [
-            replace(output, embedding=scored.probs) for output, scored in zip(pooled, work.outputs(pooled), strict=True)
-        ]
+    pooled = await pool_prompts(context, model, work, body.user)
+    outputs = await asyncio.to_thread(work.outputs, pooled)
+    if isinstance(work, Classification):
+        outputs = [replace(output, embedding=scored.probs) for output, scored in zip(pooled, outputs, strict=True)]
     fields = context.answer_fields("pool-", model.info.name)
     return await asyncio.to_thread(lambda: context.json(pooled_list(outputs, body.encoding_format, **fields)))
 
@@ -74,24 +65,6 @@ async def _answer(context: HttpContext, body: ScoreRequest, prefix: str) -> Resp
     """Compute the scores that ``body`` asks for, and make the response, whose id begins with ``prefix``."""
     model = context.service.model(body.model)
     work = checked(lambda: body.work(model.info))
-    pooled = await _run(context, model, work, body.user)
+    pooled = await pool_prompts(context, model, work, body.user)
     fields = context.answer_fields(prefix, model.info.name)
     return await asyncio.to_thread(lambda: context.json(body.answer(work, pooled, **fields)))
-
-
-async def _run(
-    context: HttpContext, model: Model, work: PairScoring | Classification, user: str | None
-) -> list[EmbeddingOutput]:
-    """Pooled outputs of the prompts of ``work``, in order.
-
-    Raises:
-        ApiError: a prompt is invalid, or the task fails.
-    """
-
-    def read() -> GenerationInput:
-        return GenerationInput(
-            prompts=work.prompts(), sampling=SamplingParams(), user=user or "", pooling=work.pooled_by
-        )
-
-    task = await GenerationTask.start(context, model, read)
-    return await task.outputs()

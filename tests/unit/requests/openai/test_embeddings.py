@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from types import SimpleNamespace
 
 import msgspec
 import numpy
@@ -65,7 +66,8 @@ def test_zeros_stay_zeros():
 
 
 def test_response_of_numbers():
-    outputs = PoolingConfig().finish([output(3.0, 4.0), output(0.0, -2.0, num_tokens=5)], None)
+    model = SimpleNamespace(pooling=PoolingConfig(), hidden_size=2)
+    outputs = body(input=["a", "b"]).embedding(model).outputs([output(3.0, 4.0), output(0.0, -2.0, num_tokens=5)])
     assert msgspec.to_builtins(embedding_list(outputs, "m", "float")) == {
         "object": "list",
         "data": [
@@ -153,11 +155,19 @@ def test_body_of_other_types_or_fields_is_no_body(fields):
         body(**fields)
 
 
-def test_other_dimensions_than_the_models_are_refused():
-    for dimensions in (None, 64):
-        body(input="hi", dimensions=dimensions).check_dimensions(64)
-    with pytest.raises(UserError, match="dimensions 32 is not supported: this model's embeddings have 64"):
-        body(input="hi", dimensions=32).check_dimensions(64)
+@pytest.mark.parametrize(
+    ("allowed", "dimensions", "says"),
+    [
+        ((), 65, "dimensions 65 is not supported: this model's embeddings have 64 dimensions; choose 1 to 64"),
+        ((32, 8), 16, "dimensions 16 is not supported: matryoshka_dimensions .*; choose one of 8, 32, 64"),
+    ],
+)
+def test_dimensions_that_the_model_does_not_have_are_refused(allowed, dimensions, says):
+    model = SimpleNamespace(pooling=PoolingConfig(matryoshka_dimensions=allowed), hidden_size=64)
+    for fine in (None, 8, 32, 64):
+        body(input="hi", dimensions=fine).embedding(model)
+    with pytest.raises(UserError, match=says):
+        body(input="hi", dimensions=dimensions).embedding(model)
 
 
 def test_schema_says_what_an_input_may_be():

@@ -1,0 +1,75 @@
+"""PromptEmbedding: the prompts of an embedding request, and the vectors that follow from their pooled hidden states.
+
+HTTP routes, JSONL jobs and the Python API use it alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from labinfer.base.errors import UserError
+from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
+from labinfer.requests.prompts import PromptLike
+
+
+class EmbeddingModel(Protocol):
+    """What embedding needs to know about a model: fields of ``EngineSpec`` and of the gateway's ``ModelInfo``."""
+
+    pooling: PoolingConfig
+    hidden_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptEmbedding:
+    """Embeddings of prompts by one model.
+
+    Args:
+        pooling: one of ``plan.POOLINGS``; None for the model's default.
+        normalize: whether to scale vectors to Euclidean length 1; None for the model's default.
+        dimensions: number of leading dimensions of a vector to keep, before it is scaled (Kusupati et al. 2022,
+            "Matryoshka Representation Learning", arXiv:2205.13147); None for all.
+
+    Raises:
+        UserError: the model gives no embeddings, or does not support one of the options.
+    """
+
+    model: EmbeddingModel
+    given: list[PromptLike]
+    pooling: str | None = None
+    normalize: bool | None = None
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        self.model.pooling.resolve(self.pooling)
+        if self.dimensions is not None:
+            self._check_dimensions(self.model.hidden_size)
+
+    @property
+    def pooled_by(self) -> str:
+        """Pooling of the requests."""
+        return self.model.pooling.resolve(self.pooling)
+
+    def prompts(self) -> list[PromptLike]:
+        """The prompts to embed."""
+        return self.given
+
+    def outputs(self, pooled: list[EmbeddingOutput]) -> list[EmbeddingOutput]:
+        """PromptEmbedding of each prompt, by the pooled outputs of ``prompts`` in order."""
+        if self.dimensions is not None:
+            pooled = [replace(output, embedding=output.embedding[: self.dimensions]) for output in pooled]
+        normalizes = self.model.pooling.normalize if self.normalize is None else self.normalize
+        return [output.normalized() for output in pooled] if normalizes else pooled
+
+    def _check_dimensions(self, width: int) -> None:
+        """Check that the model's vectors, of ``width`` dimensions, can be cut to ``dimensions``."""
+        allowed, number = self.model.pooling.matryoshka_dimensions, self.dimensions
+        if type(number) is not int or not 1 <= number <= width:
+            raise UserError(
+                f"dimensions {number!r:.40} is not supported: this model's embeddings have {width} dimensions; choose 1 to {width}"
+            )
+        if allowed and number not in (*allowed, width):
+            names = ", ".join(map(str, sorted({*allowed, width})))
+            raise UserError(
+                f"dimensions {number} is not supported: matryoshka_dimensions in the model's config.json; choose one of {names}"
+            )
