@@ -28,10 +28,13 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Routes of a classifier or reranker, which gives no embeddings; empty for other models."""
 
     default_prompt: str = ""
-    """Name of the prompt that sentence-transformers prepends to every text by default; LABInfer does not prepend it."""
+    """Name of the prompt that sentence-transformers prepends to every text by default; LABInfer prepends it if a request names it."""
 
     matryoshka_dimensions: tuple[int, ...] = ()
     """Lengths to which vectors may be cut (``matryoshka_dimensions`` of ``config.json``); empty for any length."""
+
+    prompts: dict[str, str] = {}
+    """Texts that a request can put before its inputs, by name (``config_sentence_transformers.json``)."""
 
     @property
     def warning(self) -> str:
@@ -41,7 +44,7 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.default_prompt:
             return (
                 f"embeddings: sentence-transformers puts the prompt {self.default_prompt!r} before every text "
-                "(default_prompt_name); here, texts are embedded without a prompt"
+                "(default_prompt_name); here, texts are embedded without a prompt unless a request has prompt_name"
             )
         return ""
 

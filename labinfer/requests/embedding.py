@@ -6,11 +6,11 @@ HTTP routes, JSONL jobs and the Python API use it alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
-from labinfer.requests.prompts import PromptLike
+from labinfer.requests.prompts import PromptLike, TextPrompt
 
 
 class EmbeddingModel(Protocol):
@@ -29,33 +29,47 @@ class PromptEmbedding:
         normalize: whether to scale vectors to Euclidean length 1; None for the model's default.
         dimensions: number of leading dimensions of a vector to keep, before it is scaled (Kusupati et al. 2022,
             "Matryoshka Representation Learning", arXiv:2205.13147); None for all.
+        prompt_name: key of ``PoolingConfig.prompts``, the text to put before each prompt; None for no text.
 
     Raises:
         UserError: the model gives no embeddings, or does not support one of the options.
     """
 
     model: EmbeddingModel
-    given: list[PromptLike]
+    given: PromptLike | list[PromptLike]
     pooling: str | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
 
     def __post_init__(self) -> None:
         self.model.pooling.resolve(self.pooling)
         if self.dimensions is not None:
             self._check_dimensions(self.model.hidden_size)
+        known = self.model.pooling.prompts
+        if self.prompt_name is not None and self.prompt_name not in known:
+            names = f"choose one of {', '.join(known)}" if known else "the model's files have no prompts; leave it out"
+            raise UserError(f"prompt_name {self.prompt_name!r:.60} is unknown: {names}")
 
     @property
     def pooled_by(self) -> str:
         """Pooling of the requests."""
         return self.model.pooling.resolve(self.pooling)
 
-    def prompts(self) -> list[PromptLike]:
-        """The prompts to embed."""
-        return self.given
+    def prompts(self) -> PromptLike | list[PromptLike]:
+        """The prompts to embed.
+
+        Raises:
+            UserError: ``prompt_name`` is given with prompts that are not texts.
+        """
+        if self.prompt_name is None:
+            return self.given
+        start = self.model.pooling.prompts[self.prompt_name]
+        given = self.given if isinstance(self.given, list) else [self.given]
+        return [_with_start(start, prompt) for prompt in given]
 
     def outputs(self, pooled: list[EmbeddingOutput]) -> list[EmbeddingOutput]:
-        """PromptEmbedding of each prompt, by the pooled outputs of ``prompts`` in order."""
+        """Embedding of each prompt, by the pooled outputs of ``prompts`` in order."""
         if self.dimensions is not None:
             pooled = [replace(output, embedding=output.embedding[: self.dimensions]) for output in pooled]
         normalizes = self.model.pooling.normalize if self.normalize is None else self.normalize
@@ -73,3 +87,14 @@ class PromptEmbedding:
             raise UserError(
                 f"dimensions {number} is not supported: matryoshka_dimensions in the model's config.json; choose one of {names}"
             )
+
+
+def _with_start(start: str, prompt: Any) -> PromptLike:
+    """``prompt`` with ``start`` before its text."""
+    if isinstance(prompt, str):
+        return start + prompt
+    if isinstance(prompt, TextPrompt):
+        return TextPrompt(start + prompt.text)
+    if isinstance(prompt, dict) and isinstance(text := prompt.get("prompt"), str):
+        return prompt | {"prompt": start + text}
+    raise UserError(f"prompt_name needs texts, not token ids or messages: {prompt!r:.60}; leave it out")

@@ -373,6 +373,8 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Length to which vectors are cut before they are normalized; by default vectors are whole."""
+    prompt_name: str | None = None
+    """Name of the prompt to put before each text, of those in the model's files; by default none."""
     user: str | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
@@ -398,7 +400,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: an input is invalid, or the model does not support one of the fields.
         """
-        names = ("pooling", "normalize", "dimensions")
+        names = ("pooling", "normalize", "dimensions", "prompt_name")
         return PromptEmbedding(model=model, given=self.prompts(), **{name: getattr(self, name) for name in names})
 
 

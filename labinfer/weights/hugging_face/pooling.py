@@ -56,8 +56,11 @@ def read_pooling(model: Path) -> PoolingConfig | None:
                 refusal=f"{folders[folder] / name} asks for {key} {value!r:.60}, which is not supported"
             )
     pooling = _read_module(folders[1] / "config.json", normalize=len(kinds) > 2)
-    prompt = read_optional(model / PROMPTS_FILE).get("default_prompt_name")
-    return pooling if not prompt else replace(pooling, default_prompt=str(prompt))
+    values = read_optional(model / PROMPTS_FILE)
+    prompts = values.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise UserError(f"{model / PROMPTS_FILE}: prompts should be texts by name, not {prompts!r:.80}")
+    return replace(pooling, default_prompt=str(values.get("default_prompt_name") or ""), prompts=prompts)
 
 
 def module_folders(model: Path) -> dict[str, Path]:

@@ -95,8 +95,14 @@ def test_prompt_that_sentence_transformers_would_put_first_is_told(tmp_path):
     write_modules(tmp_path)
     (tmp_path / "config_sentence_transformers.json").write_text('{"default_prompt_name": null}')
     assert not read_pooling(tmp_path).warning
-    (tmp_path / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
+    (tmp_path / "config_sentence_transformers.json").write_text(
+        '{"default_prompt_name": "query", "prompts": {"query": "Q: "}}'
+    )
     assert "'query' before every text" in read_pooling(tmp_path).warning
+    assert read_pooling(tmp_path).prompts == {"query": "Q: "}
+    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": 5}}')
+    with pytest.raises(UserError, match="prompts should be texts by name, not {'query': 5}"):
+        read_pooling(tmp_path)
 
 
 @pytest.mark.parametrize(

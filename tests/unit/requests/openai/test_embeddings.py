@@ -170,6 +170,20 @@ def test_dimensions_that_the_model_does_not_have_are_refused(allowed, dimensions
         body(input="hi", dimensions=dimensions).embedding(model)
 
 
+def test_named_prompt_stands_before_texts():
+    model = SimpleNamespace(pooling=PoolingConfig(prompts={"query": "Q: ", "document": ""}), hidden_size=64)
+    work = body(input=["a", "b"], prompt_name="query").embedding(model)
+    assert work.prompts() == [TextPrompt("Q: a"), TextPrompt("Q: b")]
+    assert body(input="a", prompt_name="document").embedding(model).prompts() == [TextPrompt("a")]
+    with pytest.raises(UserError, match="prompt_name 'other' is unknown: choose one of query, document"):
+        body(input="a", prompt_name="other").embedding(model)
+    with pytest.raises(UserError, match="prompt_name needs texts"):
+        body(input=[5, 6], prompt_name="query").embedding(model).prompts()
+    bare = SimpleNamespace(pooling=PoolingConfig(), hidden_size=64)
+    with pytest.raises(UserError, match="prompt_name 'query' is unknown: the model's files have no prompts"):
+        body(input="a", prompt_name="query").embedding(bare)
+
+
 def test_schema_says_what_an_input_may_be():
     (_,), schemas = msgspec.json.schema_components([EmbeddingBody])
     schema = schemas["EmbeddingBody"]
