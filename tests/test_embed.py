@@ -81,6 +81,19 @@ def test_vectors_are_cut_before_they_are_normalized(llm, pooling, normalize):
             llm.embed(PROMPTS, pooling, dimensions=dimensions)
 
 
+def test_prompts_are_cut_to_their_first_tokens(llm):
+    text = "the quick brown fox jumps over the lazy dog " * 40
+    (short,) = llm.embed("the quick brown fox", truncate_prompt_tokens=100)
+    assert short.prompt_token_ids == llm.embed("the quick brown fox")[0].prompt_token_ids
+    full = llm.tokenizer.encode(text)
+    for cut in (llm.embed(text, truncate_prompt_tokens=9), llm.embed(full, truncate_prompt_tokens=9)):
+        assert cut[0].prompt_token_ids == full[:9]
+    with pytest.raises(UserError, match="truncate_prompt_tokens must be -1, or from 1 to"):
+        llm.embed(text, truncate_prompt_tokens=0)
+    with pytest.raises(UserError, match="truncate_prompt_tokens needs texts or token ids, not messages"):
+        llm.embed([CHAT], truncate_prompt_tokens=9)
+
+
 def test_last_token_is_the_default(llm):
     assert vectors_of(llm.embed(PROMPTS)) == vectors_of(llm.embed(PROMPTS, "last"))
 

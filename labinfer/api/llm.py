@@ -331,7 +331,7 @@ class LLM:
             pooling: "last" takes the last token's hidden state, "mean" the mean over all tokens, "cls" the first token's; by
                 default the method in the model's files, see ``PoolingConfig``.
             normalize: whether to scale the vectors to unit length; by default as the model's files say.
-            options: ``dimensions`` and ``prompt_name``, see ``PromptEmbedding``.
+            options: ``dimensions``, ``prompt_name`` and ``truncate_prompt_tokens``, see ``PromptEmbedding``.
 
         Returns:
             Outputs in the order of the prompts on rank 0, None on the other ranks.

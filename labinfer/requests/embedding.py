@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
-from labinfer.requests.prompts import PromptLike, TextPrompt
+from labinfer.requests.prompts import PromptLike, TextPrompt, TokensPrompt
 
 
 class EmbeddingModel(Protocol):
@@ -18,6 +18,7 @@ class EmbeddingModel(Protocol):
 
     pooling: PoolingConfig
     hidden_size: int
+    max_model_len: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class PromptEmbedding:
         dimensions: number of leading dimensions of a vector to keep, before it is scaled (Kusupati et al. 2022,
             "Matryoshka Representation Learning", arXiv:2205.13147); None for all.
         prompt_name: key of ``PoolingConfig.prompts``, the text to put before each prompt; None for no text.
+        truncate_prompt_tokens: maximum number of tokens of a prompt. The text is cut before special tokens are added; of token
+            ids the first are kept. -1 for the model's maximum; None for no cut, so that a longer prompt is an error.
 
     Raises:
         UserError: the model gives no embeddings, or does not support one of the options.
@@ -41,11 +44,17 @@ class PromptEmbedding:
     normalize: bool | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self.model.pooling.resolve(self.pooling)
         if self.dimensions is not None:
             self._check_dimensions(self.model.hidden_size)
+        limit = self.truncate_prompt_tokens
+        if limit not in (None, -1) and not (type(limit) is int and 0 < limit <= self.model.max_model_len):
+            raise UserError(
+                f"truncate_prompt_tokens must be -1, or from 1 to {self.model.max_model_len}, not {limit!r:.40}"
+            )
         known = self.model.pooling.prompts
         if self.prompt_name is not None and self.prompt_name not in known:
             names = f"choose one of {', '.join(known)}" if known else "the model's files have no prompts; leave it out"
@@ -60,13 +69,12 @@ class PromptEmbedding:
         """The prompts to embed.
 
         Raises:
-            UserError: ``prompt_name`` is given with prompts that are not texts.
+            UserError: ``prompt_name`` or ``truncate_prompt_tokens`` is given with prompts of another kind.
         """
-        if self.prompt_name is None:
+        if self.prompt_name is None and self.truncate_prompt_tokens is None:
             return self.given
-        start = self.model.pooling.prompts[self.prompt_name]
-        given = self.given if isinstance(self.given, list) else [self.given]
-        return [_with_start(start, prompt) for prompt in given]
+        is_one = not isinstance(self.given, list) or (self.given and isinstance(self.given[0], int))
+        return [self._prepare(prompt) for prompt in ([self.given] if is_one else self.given)]
 
     def outputs(self, pooled: list[EmbeddingOutput]) -> list[EmbeddingOutput]:
         """Embedding of each prompt, by the pooled outputs of ``prompts`` in order."""
@@ -88,13 +96,21 @@ class PromptEmbedding:
                 f"dimensions {number} is not supported: matryoshka_dimensions in the model's config.json; choose one of {names}"
             )
 
-
-def _with_start(start: str, prompt: Any) -> PromptLike:
-    """``prompt`` with ``start`` before its text."""
-    if isinstance(prompt, str):
-        return start + prompt
-    if isinstance(prompt, TextPrompt):
-        return TextPrompt(start + prompt.text)
-    if isinstance(prompt, dict) and isinstance(text := prompt.get("prompt"), str):
-        return prompt | {"prompt": start + text}
-    raise UserError(f"prompt_name needs texts, not token ids or messages: {prompt!r:.60}; leave it out")
+    def _prepare(self, prompt: Any) -> PromptLike:
+        """``prompt`` with the named prompt before its text, and with its limit."""
+        limit = self.truncate_prompt_tokens or 0
+        limit = self.model.max_model_len if limit == -1 else limit
+        if isinstance(prompt, str | TextPrompt):
+            start = self.model.pooling.prompts[self.prompt_name] if self.prompt_name is not None else ""
+            return TextPrompt(start + (prompt if isinstance(prompt, str) else prompt.text), limit)
+        if isinstance(prompt, dict) and prompt.get("messages") is None:
+            keys = [key for key in ("prompt", "prompt_token_ids") if prompt.get(key) is not None]
+            return prompt | {key: self._prepare(prompt[key]) for key in keys}
+        if self.prompt_name is not None:
+            raise UserError(f"prompt_name needs texts, not token ids or messages: {prompt!r:.60}; leave it out")
+        ids = prompt.token_ids if isinstance(prompt, TokensPrompt) else prompt
+        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+            raise UserError(
+                f"truncate_prompt_tokens needs texts or token ids, not messages: {prompt!r:.60}; leave it out"
+            )
+        return TokensPrompt(ids[:limit])

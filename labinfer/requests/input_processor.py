@@ -265,8 +265,9 @@ class InputProcessor:
             return PromptText(pair=prompt.pair)
         if not prompt.text:
             raise UserError("the prompt is empty; give at least one token")
-        self.need_tokenizer().check_length(prompt.text, self._max_prompt_tokens)
-        return PromptText(text=prompt.text)
+        if not prompt.limit:
+            self.need_tokenizer().check_length(prompt.text, self._max_prompt_tokens)
+        return PromptText(text=prompt.text, limit=prompt.limit)
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Token ids of each of ``words``, with and without a leading space, as a word may be inside a text or at the beginning of a

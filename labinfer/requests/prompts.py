@@ -82,6 +82,8 @@ class TextPrompt(msgspec.Struct, frozen=True):
     """A text, passed to the model unchanged."""
 
     text: str
+    limit: int = 0
+    """Maximum number of tokens, special tokens included, to which the text is cut; 0 for no cut."""
 
 
 class TokensPrompt(msgspec.Struct, frozen=True):

@@ -375,6 +375,8 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Length to which vectors are cut before they are normalized; by default vectors are whole."""
     prompt_name: str | None = None
     """Name of the prompt to put before each text, of those in the model's files; by default none."""
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)] | None = None
+    """Maximum number of tokens of an input, to which it is cut; -1 for the model's maximum. By default longer inputs are an error."""
     user: str | None = None
     pooling: Pooling | None = None
     normalize: bool | None = None
@@ -400,7 +402,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: an input is invalid, or the model does not support one of the fields.
         """
-        names = ("pooling", "normalize", "dimensions", "prompt_name")
+        names = ("pooling", "normalize", "dimensions", "prompt_name", "truncate_prompt_tokens")
         return PromptEmbedding(model=model, given=self.prompts(), **{name: getattr(self, name) for name in names})
 
 

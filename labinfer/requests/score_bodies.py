@@ -169,7 +169,7 @@ class PoolingBody(EmbeddingBody, kw_only=True, forbid_unknown_fields=True):
         """
         if self.task == "embed" or (self.task is None and model.score_head is None):
             return self.embedding(model)
-        for name in ("dimensions", "prompt_name"):
+        for name in ("dimensions", "prompt_name", "truncate_prompt_tokens"):
             if getattr(self, name) is not None:
                 raise UserError(f"{name} is for embeddings, and this request asks for classes; leave it out")
         return Classification(model=model, given=self.prompts(), use_activation=self.normalize)

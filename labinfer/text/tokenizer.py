@@ -183,6 +183,30 @@ class Tokenizer:
             size *= 2
         return self.encode(text, add_special_tokens)
 
+    def encode_first(self, text: str, max_tokens: int, add_special_tokens: bool = True) -> list[int]:
+        """Convert the beginning of a text to at most ``max_tokens`` token ids. The text is cut, never the special tokens around
+        it, as models read the last of them. The time is bounded by ``max_tokens``.
+
+        Raises:
+            UserError: the special tokens leave no room for text; see also ``encode``.
+        """
+        size = PREFIX_CHARACTERS * max_tokens
+        while size < len(text) and len(self.encode(text[:size], add_special_tokens=False)) < 2 * max_tokens + 64:
+            size *= 2  # so many more tokens that those at the end of the prefix, which may differ, are not used
+        own = self.encode(text[:size], add_special_tokens=False)
+        whole = self.encode(text[:size], add_special_tokens)
+        count = len(whole) - len(own)
+        if count >= max_tokens:
+            raise UserError(
+                f"truncate_prompt_tokens {max_tokens} leaves no room for text: the tokenizer adds {count} special tokens; choose more"
+            )
+        begin = next((at for at in range(count + 1) if whole[at : at + len(own)] == own), None)
+        if begin is None:
+            raise UserError(
+                "truncate_prompt_tokens: this tokenizer changes a text that it adds special tokens to; leave it out"
+            )
+        return whole[:begin] + own[: max_tokens - count] + whole[begin + len(own) :]
+
     def decode(self, token_ids: list[int]) -> str:
         """Convert token ids to text without special tokens. Each byte that cannot be decoded becomes one U+FFFD, see
         ``Utf8Decoder``."""

@@ -48,6 +48,8 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
 
     pair: PairText | None = None
     """Query and document of a reranker, in place of a text or a conversation."""
+    limit: int = 0
+    """Maximum number of tokens, to which ``text`` is cut; 0 for no cut."""
 
     def render(self, tokenizer: Tokenizer) -> str:
         """Text of the prompt before tokenization; a conversation is rendered by the chat template."""
@@ -63,6 +65,8 @@ class PromptText(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode_rendered(self, text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
         """Tokenize ``text``, a result of ``render``."""
+        if self.limit:
+            return tokenizer.encode_first(text, self.limit, self.add_special_tokens)
         return tokenizer.encode_within(text, max_tokens, self.add_special_tokens and self.messages is None)
 
 
