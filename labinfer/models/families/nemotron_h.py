@@ -23,6 +23,7 @@ KEYS = {
     "use_conv_bias": "mamba_conv_bias",
     "layer_norm_epsilon": "rms_norm_eps",
     "attention_head_dim": "head_dim",
+    "time_step_limit": "mamba_dt_limit",
 }
 """Config keys of the family → keys of other families with an equal meaning."""
 DEFAULTS = {
@@ -64,7 +65,8 @@ class NemotronHForCausalLM(Decoder):
         pattern = _read_pattern(file)
         given = {KEYS[key]: value for key, value in file.values.items() if key in KEYS}
         values = {key: value for key, value in file.values.items() if key not in ("layer_types", "layers_block_type")}
-        file = file.with_values(DEFAULTS | given | values | {"num_hidden_layers": len(pattern)})
+        values = DEFAULTS | given | values | {"num_hidden_layers": len(pattern)}
+        file = file.with_values(values | {"time_step_limit": values.get("mamba_dt_limit")})
         for key, only in (("mlp_hidden_act", "relu2"), ("mamba_hidden_act", "silu")):
             value = file.get(key, str, only)
             file.require(value == only, f"{key} {value!r:.60} is not supported; only {only} is")
@@ -76,7 +78,7 @@ class NemotronHForCausalLM(Decoder):
         )
         attention = read_attention(file, rope=None)
         mlp = SquaredReluMLPConfig(
-            intermediate_size=file.size("intermediate_size", 21504), bias=file.get("mlp_bias", bool, False)
+            intermediate_size=file.size("intermediate_size"), bias=file.get("mlp_bias", bool, False)
         )
         layers = {
             "M": LayerConfig(mixer=mamba, mlp=NoMLPConfig()),
@@ -91,7 +93,8 @@ def _read_pattern(file: ConfigFile) -> list[str]:
     keys = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     key = next((key for key in keys if file.values.get(key) is not None), keys[-1])
     value = file.values.get(key)
-    pattern = [TYPES.get(kind, "") if isinstance(kind, str) else "" for kind in value or ()]
+    kinds = value if isinstance(value, list | str) else ()
+    pattern = [TYPES.get(kind, "") if isinstance(kind, str) else "" for kind in kinds]
     file.require(
         bool(pattern) and all(pattern),
         f"{key} should list Mamba (M), attention (*) and MLP (-) layers, not {show_value(value)}",

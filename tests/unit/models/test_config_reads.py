@@ -28,6 +28,7 @@ CANNOT_MATTER = {
     "methods, properties and attributes of classes, which are no keys of config.json": "get pop get_text_config "
     "standardize_rope_params validate_rope nested_rope_parameter_keys default_theta default_rope_type is_heterogeneous "
     "ignore_keys_at_rope_validation kv_sharing_modes number_of_conv_states logits_scaling convert_rope_params_to_dict",
+    "how many tokens Transformers computes at once, or returns logits of": "mamba_chunk_size chunk_size num_logits_to_keep",
     "attributes of modules in the same file, which are no configs": "config max_seq_len_cached original_inv_freq "
     "original_max_seq_len rope_type cumulative_length",
 }
@@ -38,7 +39,7 @@ CANNOT_MATTER_IN = {
         "latent attention has a key for every head; with another number Transformers fails",
         "deepseek kimi glm-4.7 minicpm3",
     ),
-    "intermediate_size": ("no layer of the kind is dense", "qwen3.5-moe deepseek-v2"),
+    "intermediate_size": ("no layer of the kind is dense", "qwen3.5-moe deepseek-v2 granite-hybrid"),
     "hidden_act": ("the towers' activation; the text has hidden_activation", "gemma4"),
     "global_head_dim": ("per_layer_config, which Transformers writes, goes before it", "gemma4"),
     "num_global_key_value_heads": ("as global_head_dim", "gemma4"),
@@ -48,8 +49,14 @@ CANNOT_MATTER_IN = {
     "use_double_wide_mlp": ("only layers that read the cache of others are twice as wide", "gemma4"),
     "vocab_size_per_layer_input": ("without hidden_size_per_layer_input there is no such table", "gemma4"),
     "use_sliding_window": ("without sliding_window it changes nothing", "smollm3"),
-    "rope_theta": ("rope_parameters are needed, and state it", "gemma4 ministral3"),
-    "original_max_position_embeddings": ("rope parameters by type of layers have their own", "gemma4 mimo step3"),
+    "rope_theta": (
+        "rope_parameters are needed, and state it; or nothing is rotated",
+        "gemma4 ministral3 granite-hybrid",
+    ),
+    "original_max_position_embeddings": (
+        "rope parameters by type of layers have their own; or nothing is rotated",
+        "gemma4 mimo step3 granite-hybrid",
+    ),
     "attention_chunk_size": ("no layer is of the chunked type", "mimo"),
     "n_group": ("greedy choice has no groups", "deepseek-v2-lite"),
     "topk_group": ("greedy choice has no groups", "deepseek-v2-lite"),
@@ -66,14 +73,58 @@ CANNOT_MATTER_IN = {
     ),
     "sparse_attention_config": ("layer_types, which Transformers writes, goes before it", "step3"),
     "num_nextn_predict_layers": ("MTP layers are left out", "step3"),
+    "mamba_expand": ("mamba_d_ssm, which Transformers writes, goes before it", "falcon-h1"),
+    "mamba_norm_before_gate": ("without mamba_rms_norm there is no norm", "falcon-h1"),
+    "layers_block_type": ("layer_types, which Transformers writes, goes before it", "granite-hybrid"),
+    **dict.fromkeys(
+        ("partial_rotary_factor", "rope_parameters"),
+        ("without position_embedding_type rope nothing is rotated", "granite-hybrid"),
+    ),
+    "num_experts_per_tok": ("a dense model has no experts", "granite-hybrid"),
     "max_window_layers": ("without use_sliding_window it changes nothing", "qwen3-next qwen3.5"),
 }
 """Names by the reason why they cannot matter in some kinds of checkpoints, and parts of the names of these kinds."""
+CANNOT_MATTER_TO = {
+    "nemotron-h": {
+        "heads and their size give the width": "expand mamba_expand",
+        "layers_block_type, which Transformers writes, goes before them": "hybrid_override_pattern num_hidden_layers",
+        "of initial weights; as a bound Transformers takes the smallest time step in prompts only": "time_step_min time_step_max "
+        "time_step_floor mamba_dt_min mamba_dt_max mamba_dt_init_floor rescale_prenorm_residual",
+        "layers of experts are refused": "moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group topk_group "
+        "n_routed_experts num_local_experts norm_topk_prob num_experts_per_tok routed_scaling_factor",
+        "MTP layers are left out": "mtp_hybrid_override_pattern mtp_layers_block_type num_nextn_predict_layers",
+        "nothing is rotated": "original_max_position_embeddings partial_rotary_factor rope_parameters rope_theta",
+        "which kernels Transformers takes": "use_mamba_kernels",
+    },
+    "-vl-": {
+        "keys of the tower for pictures": "deepstack_visual_indexes embed_dim fullatt_block_indexes mlp_ratio tokens_per_second window_size",
+        "an attribute of the class": "sub_configs_defaults",
+    },
+    **dict.fromkeys(
+        ("deepseek-v3.2", "glm-5"),
+        {
+            "mlp_layer_types, which Transformers writes, goes before it": "first_k_dense_replace",
+            "n_routed_experts, which Transformers writes, goes before it": "num_experts",
+            "without the indexer all layers are alike": "index_head_dim index_n_heads index_skip_topk_offset index_topk_freq "
+            "index_topk_pattern indexer_types",
+            "the context is within it; tests of the families have longer ones": "index_topk",
+            "as in other families with latent attention": "head_dim num_key_value_heads",
+        },
+    ),
+    "hy3": {
+        "only rounding depends on it": "enable_moe_fp32_combine",
+        "num_experts, which Transformers writes, goes before it": "num_local_experts",
+    },
+}
+"""Names by parts of the names of kinds, and the reason why they cannot matter to these."""
 WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
 
 
 def excused(key: str, kind: str) -> bool:
     if any(key in names.split() for names in CANNOT_MATTER.values()):
+        return True
+    parts = (reasons for part, reasons in CANNOT_MATTER_TO.items() if part in kind)
+    if any(key in names.split() for reasons in parts for names in reasons.values()):
         return True
     _, kinds = CANNOT_MATTER_IN.get(key, ("", ""))
     return any(part in kind for part in kinds.split())

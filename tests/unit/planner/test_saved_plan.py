@@ -24,7 +24,7 @@ from labinfer.planner.saved_plan import (
 
 PLAN_OPTIONS = (*PLANNED, "layout", "dtype", "quantization")
 OTHER_OPTIONS = (
-    *("model", "hub", "ignore_tensors", "tokenizer", "chat_template", "response_template"),
+    *("model", "hub", "ignore_tensors", "tokenizer", "chat_template", "reranker", "response_template"),
     *("transport", "enable_prefix_caching", "prefix_cache_eviction", "snapshot_interval", "weight_cache_size"),
     *("max_queued_requests", "scheduling_policy", "batch_policy", "pipeline_schedule", "max_inflight"),
 )
