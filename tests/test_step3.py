@@ -110,7 +110,8 @@ def test_published_config_is_read(tmp_path):
     ("change", "complaint"),
     [
         ({"swiglu_limits": 7}, "swiglu_limits should be a list with a number for each layer, not 7"),
-        ({"swiglu_limits_shared": ["7"] * 45}, "swiglu_limits_shared should be numbers, not '7'"),
+        ({"swiglu_limits_shared": ["7"] * 45}, "swiglu_limits_shared should be finite numbers from 0 on, not '7'"),
+        ({"swiglu_limits_shared": [10**400] * 45}, "swiglu_limits_shared should be finite numbers from 0 on, not 1000"),
         ({"moe_layers_enum": "three"}, "moe_layers_enum should be layers such as 3,4,5, not 'three'"),
         ({"gating": "elementwise"}, "gating 'elementwise' is not supported; only True is"),
         ({"per_layer_config": {"0": {"head_dim": 64}}}, "per_layer_config is not supported but for the heads"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_gated_mlp, read_model
 from labinfer.models.config_file import ConfigFile, show_value
 from labinfer.models.decoder import Decoder
@@ -69,7 +71,9 @@ def _read_factors(file: ConfigFile, key: str, count: int) -> list[float]:
     values = file.values.get(key)
     values = [1.0] * count if values is None else values
     file.require(
-        isinstance(values, list) and len(values) == count and all(type(value) in (int, float) for value in values),
-        f"{key} should be a list of {count} numbers, not {show_value(values)}",
+        isinstance(values, list)
+        and len(values) == count
+        and all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in values),
+        f"{key} should be a list of {count} finite numbers, not {show_value(values)}",
     )
     return [float(value) for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from labinfer.models.config import (
@@ -164,7 +165,8 @@ def _read_gate(file: ConfigFile, key: str, layer: int) -> ClampedGateConfig | No
     is_list = isinstance(limits, list) and len(limits) > layer
     file.require(is_list, f"{key} should be a list with a number for each layer, not {limits!r:.60}")
     limit = limits[layer] or 0.0
-    file.require(isinstance(limit, (int, float)) and limit >= 0, f"{key} should be numbers, not {limit!r:.60}")
+    is_number = type(limit) in (int, float) and 0 <= limit <= sys.float_info.max
+    file.require(is_number, f"{key} should be finite numbers from 0 on, not {limit!r:.60}")
     if not limit:
         return None
     gate = limit = float(limit)
