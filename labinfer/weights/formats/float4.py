@@ -16,6 +16,7 @@ Source: vllm-project/compressed-tensors, compressors/; NVIDIA/Model-Optimizer, m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -87,11 +88,18 @@ class Float4Format:
 
         Args:
             factor: the matrix's scale, one float32; None if it has none.
+
+        Raises:
+            UserError: a scale is NaN.
         """
         shape, dtype = (matrix.outputs, matrix.inputs // self.layout.group), self._scale_dtype(tensors, matrix.name)
         stored_OG = tensors.read(f"{matrix.name}.weight_scale", shape, (rows, groups), dtype)
+        bits_OG = stored_OG.view(torch.uint8)
+        is_nan_OG = bits_OG == 255 if factor is None else bits_OG & 127 == 127
+        if is_nan_OG.any():
+            raise UserError(f"{matrix.name}.weight_scale of the checkpoint contains nan; is the file damaged?")
         if factor is None:
-            return half_powers(stored_OG.view(torch.uint8).int())
+            return half_powers(bits_OG.int())
         scales_OG = stored_OG.view(FLOAT8).float()
         return (scales_OG / factor if self.divides else scales_OG * factor) / 2
 
@@ -99,13 +107,13 @@ class Float4Format:
         """Scale of the matrix, one float32.
 
         Raises:
-            UserError: the tensor is missing or has several numbers, or its number is not above 0.
+            UserError: the tensor is missing or has several numbers, or its number is not finite and above 0.
         """
         name = f"{name}.{self.global_scale}"
         shape = () if tensors.shape(name) == () else (1,)
         scale = tensors.read(name, shape, (), torch.float32).reshape(())
-        if not scale > 0:
-            raise UserError(f"{name} is {scale.item():g}; it should be above 0")
+        if not 0 < scale < math.inf:
+            raise UserError(f"{name} is {scale.item():g}; it should be finite and above 0; is the file damaged?")
         return scale
 
     def _scale_dtype(self, tensors: TensorReader, name: str) -> torch.dtype:

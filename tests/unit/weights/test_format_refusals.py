@@ -77,8 +77,8 @@ def scheme(**changes) -> dict:
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported; supported: e4m3"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size should be .*not \[128\]"),
         (
-            W4A16 | {"format": "nvfp4-pack-quantized"},
-            "format 'nvfp4-pack-quantized' is not supported; supported: pack-",
+            W4A16 | {"format": "marlin-24"},
+            "format 'marlin-24' is not supported; supported: pack-",
         ),
         (W4A16 | {"config_groups": []}, r"config_groups should be an object, not \[\]"),
         (scheme(num_bits=2), r"config_groups\.group_0\.weights\.num_bits 2 is not supported; supported: 4, 8"),
@@ -189,6 +189,25 @@ def test_eight_bits_without_their_meaning_are_refused(checkpoints, tmp_path, cha
 
     with pytest.raises(UserError, match=complaint):
         check_checkpoint(*changed(checkpoints, tmp_path, "fp8", damage), tied_head=False)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-modelopt"])
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_scale_of_a_matrix_that_is_not_finite_and_above_0_is_refused(checkpoints, tmp_path, name, value):
+    scale = f"{DOWN}.weight_global_scale" if name == "nvfp4" else f"{DOWN}.weight_scale_2"
+    model, checkpoint = changed(checkpoints, tmp_path, name, lambda tensors: tensors | {scale: torch.tensor([value])})
+    with pytest.raises(UserError, match=f"{scale} is {value:g}; it should be finite and above 0"):
+        check_checkpoint(model, checkpoint, tied_head=False)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4-packed"])
+def test_scale_of_a_group_that_is_nan_is_refused(checkpoints, tmp_path, name):
+    directory, _ = checkpoints(name)
+    config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    tensors[f"{DOWN}.weight_scale"].view(torch.uint8)[5, 2] = 0xFF
+    write(tmp_path, tensors, **config)
+    with pytest.raises(UserError, match=f"{DOWN}.weight_scale of the checkpoint contains nan"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
