@@ -112,6 +112,8 @@ def test_published_config_is_read(tmp_path):
         ({"swiglu_limits": 7}, "swiglu_limits should be a list with a number for each layer, not 7"),
         ({"swiglu_limits_shared": ["7"] * 45}, "swiglu_limits_shared should be finite numbers from 0 on, not '7'"),
         ({"swiglu_limits_shared": [10**400] * 45}, "swiglu_limits_shared should be finite numbers from 0 on, not 1000"),
+        ({"rope_theta": [5e6]}, "rope_theta should have an entry per layer, equal in all layers of type"),
+        ({"rope_theta": [*range(1, 46)]}, "rope_theta should have an entry per layer, equal in all layers of type"),
         ({"moe_layers_enum": "three"}, "moe_layers_enum should be layers such as 3,4,5, not 'three'"),
         ({"gating": "elementwise"}, "gating 'elementwise' is not supported; only True is"),
         ({"per_layer_config": {"0": {"head_dim": 64}}}, "per_layer_config is not supported but for the heads"),

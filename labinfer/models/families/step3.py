@@ -96,13 +96,13 @@ def _read_lists(file: ConfigFile) -> ConfigFile:
 
 
 def _read_attention(file: ConfigFile, kind: str, types: list[str]) -> HeadGateAttentionConfig:
-    values, first = file.values, types.index(kind)
+    values = file.values
     window = file.size("sliding_window") if kind == SLIDING else 0
     if not isinstance(file.get("rope_parameters", dict, {}).get(kind), dict):
         own: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
         for key, new in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
             if values.get(key) is not None:
-                own[new] = values[key][first] if isinstance(values[key], list) else values[key]
+                own[new] = _choose(file, key, kind, types)
         own |= file.get("rope_scaling", dict, {}) if kind == FULL else {}
         values = values | {"rope_parameters": {kind: own}}
     if kind == SLIDING:
@@ -122,6 +122,17 @@ def _read_attention(file: ConfigFile, kind: str, types: list[str]) -> HeadGateAt
         scale=scalar**-0.5,
     )
     return HeadGateAttentionConfig(**vars(attention))
+
+
+def _choose(file: ConfigFile, key: str, kind: str, types: list[str]) -> Any:
+    """Value of ``key`` in layers of type ``kind``: a number for all layers, or a list with an entry per layer."""
+    values = file.values[key]
+    if not isinstance(values, list):
+        return values
+    chosen = [value for value, layer in zip(values, types, strict=False) if layer == kind]
+    holds = len(values) == len(types) and chosen.count(chosen[0]) == len(chosen)
+    file.require(holds, f"{key} should have an entry per layer, equal in all layers of type {kind}, not {values!r:.60}")
+    return chosen[0]
 
 
 def _own_heads(types: list[str], mixers: dict[str, HeadGateAttentionConfig]) -> dict[str, dict[str, int]]:
