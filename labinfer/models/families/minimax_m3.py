@@ -40,7 +40,8 @@ class MiniMaxM3VLForCausalLM(Decoder):
         )
         activation = file.get("hidden_act", str, "silu")
         file.require(
-            activation in ("silu", "swigluoai"), f"hidden_act {activation!r:.60} is not supported; only swigluoai is"
+            activation in ("silu", "swigluoai"),
+            f"hidden_act {activation!r:.60} is not supported; only silu and swigluoai are",
         )
         gate = read_clamped_gate(file, has_biases=False)
 
@@ -120,7 +121,10 @@ def _read_limit(file: ConfigFile) -> dict[str, Any]:
 
 def _types(file: ConfigFile, key: str, known: tuple[str, str], flags: Any, default: str) -> list[str]:
     """Kind of each layer: the list ``key``, or else from ``flags``, one number per layer; ``default`` if both are missing."""
-    file.require(flags is None or isinstance(flags, list), f"{flags!r:.60} should be a list of 0 and 1 for each layer")
+    file.require(
+        flags is None or isinstance(flags, list),
+        f"layer flags for {key} should be a list of 0 and 1, not {flags!r:.60}",
+    )
     if file.values.get(key) is None and flags is not None:
         file = file.with_values(file.values | {key: [known[bool(flag)] for flag in flags]})
     return read_layer_types(file, known, lambda n: default, key)
