@@ -200,7 +200,9 @@ def _describe(endpoint: Endpoint, template: str, model_names: list[str]) -> dict
         {"name": name, "in": "query", "schema": model if name == "model" else schema} for name, schema in endpoint.query
     ]
     if endpoint.body is not None:
-        parameters.append({"name": "Content-Encoding", "in": "header", "schema": {"enum": ["identity", *GZIP_NAMES]}})
+        parameters.append(
+            {"name": "Content-Encoding", "in": "header", "schema": {"enum": ["", "identity", *GZIP_NAMES]}}
+        )
     if parameters:
         described["parameters"] = parameters
     if endpoint.body is not None:
