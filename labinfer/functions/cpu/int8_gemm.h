@@ -212,11 +212,12 @@ inline lanes group_product(lane_ints sums, float off, lanes scale, lanes offset)
 // are in memory and updated once per group.
 constexpr int ROWS_HELD = 6;
 
-// Whether a coding leaves registers for float sums of more than ROWS_HELD rows. Where it does not, products take up to 40 % longer.
+// Whether products of more than ROWS_HELD rows are worth it: a coding needs few other registers, and its groups are not so short (16 inputs
+// in NVFP4) that updates of the float sums in memory take longer than the passes that are saved.
 template <typename Coding>
 constexpr bool has_free_registers([[maybe_unused]] Offset offset) {
 #ifdef HAS_BYTE_DOT
-  return REGISTER == 64 && std::is_same_v<Coding, Uniform<4>> && offset == NONE;
+  return REGISTER == 64 && Coding::BITS == 4 && !std::is_same_v<Coding, Nvfp4> && offset == NONE;
 #else
   return false;
 #endif
