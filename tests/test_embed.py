@@ -90,8 +90,13 @@ def test_prompts_are_cut_to_their_first_tokens(llm):
         assert cut[0].prompt_token_ids == full[:9]
     with pytest.raises(UserError, match="truncate_prompt_tokens must be -1, or from 1 to"):
         llm.embed(text, truncate_prompt_tokens=0)
+    assert len(llm.embed((text, full), truncate_prompt_tokens=9)) == 2
+
+
+@pytest.mark.parametrize("prompts", [CHAT, [CHAT], {"messages": CHAT}], ids=["bare", "listed", "named"])
+def test_conversations_are_not_cut(llm, prompts):
     with pytest.raises(UserError, match="truncate_prompt_tokens needs texts or token ids, not messages"):
-        llm.embed([CHAT], truncate_prompt_tokens=9)
+        llm.embed(prompts, truncate_prompt_tokens=3)
 
 
 def test_last_token_is_the_default(llm):

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
+from labinfer.requests.input_processor import pair_prompts
 from labinfer.requests.prompts import PromptLike, TextPrompt, TokensPrompt
 
 
@@ -73,8 +74,7 @@ class PromptEmbedding:
         """
         if self.prompt_name is None and self.truncate_prompt_tokens is None:
             return self.given
-        is_one = not isinstance(self.given, list) or (self.given and isinstance(self.given[0], int))
-        return [self._prepare(prompt) for prompt in ([self.given] if is_one else self.given)]
+        return [self._prepare(prompt) for prompt, _ in pair_prompts(self.given, None)]
 
     def outputs(self, pooled: list[EmbeddingOutput]) -> list[EmbeddingOutput]:
         """Embedding of each prompt, by the pooled outputs of ``prompts`` in order."""
