@@ -14,6 +14,9 @@ from labinfer.weights.model_files import open_model
 CAUSAL_LM, WITH_PICTURES = "ForCausalLM", "ForConditionalGeneration"
 AS_OTHER = '; if its layers are those of {0}, set architectures to ["{0}"] in config.json of a copy of the directory'
 CLASSIFIER = "ForSequenceClassification"
+ENCODER = (
+    ": it is an encoder like BERT, and LABInfer runs decoders; choose a model on a decoder, such as Qwen3-Embedding"
+)
 
 
 def base_models() -> dict[str, str]:
@@ -66,6 +69,8 @@ def refuse_unknown(path: Path, values: Mapping[str, Any]) -> None:
         what = f"architecture {names[0]!r:.60}"
     else:
         return
+    if "bert" in what.lower():  # BertModel, XLMRobertaModel, ModernBertModel …
+        raise UserError(f"{path}: {what} is not supported{ENCODER}")
     advice = "".join(map(AS_OTHER.format, difflib.get_close_matches(str(names), families, 1, cutoff=0.5)))
     code = " (remote code of 'auto_map' is never run)" if values.get("auto_map") else ""
     raise UserError(f"{path}: {what} is not supported{code}{advice}; supported are {', '.join(families)}")

@@ -174,6 +174,14 @@ def test_value_that_makes_no_sense_is_named_with_its_file(tmp_path, key, value):
     assert "config.json" in str(caught.value) and key in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaForSequenceClassification", "ModernBertModel"])
+def test_encoders_are_refused_with_the_reason(tmp_path, name):
+    with pytest.raises(
+        UserError, match=f"'{name}' is not supported: it is an encoder like BERT, and LABInfer runs dec"
+    ):
+        read(tmp_path, architectures=[name])
+
+
 def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(UserError, match="'MambaForCausalLM' is not supported; .*; supported are Llama"):
         read(tmp_path, architectures=["MambaForCausalLM"])
