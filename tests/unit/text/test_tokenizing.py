@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, models, normalizers
+from tokenizers import Regex, models, normalizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
 import labinfer
@@ -88,6 +88,26 @@ def test_text_that_fits_has_the_tokens_that_it_has_without_a_limit(demo, text, m
     expected = demo.encode(text)
     if len(expected) <= max_tokens:
         assert demo.encode_within(text, max_tokens) == expected
+
+
+@pytest.mark.parametrize("template", ["$A {0}", "{0} $A {0}"])
+@pytest.mark.parametrize("text", [TEXT, "a" * 500, "  x  ", "é中\U0001f600" * 90])
+def test_text_is_cut_and_special_tokens_around_it_are_kept(tmp_path, template, text):
+    """As the library's own truncation does; models such as Qwen3-Embedding read the last special token."""
+    library = FastTokenizer.from_file(str(DEMO / "tokenizer.json"))
+    name, number = next((token.content, number) for number, token in library.get_added_tokens_decoder().items())
+    library.post_processor = processors.TemplateProcessing(
+        single=template.format(name), special_tokens=[(name, number)]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    for limit in (3, 4, 17, 200, 5000):
+        library.enable_truncation(limit)
+        found = tokenizer.encode_first(text, limit)
+        assert found == library.encode(text).ids and found[-1] == number
+    count = template.count("{0}")
+    with pytest.raises(UserError, match=f"{count} leaves no room for text: the tokenizer adds {count} special tokens"):
+        tokenizer.encode_first(text, count)
 
 
 def test_process_gives_the_same_tokens(demo, process):
