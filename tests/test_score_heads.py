@@ -22,6 +22,8 @@ from labinfer.base.errors import UserError
 from labinfer.base.kinds import MODEL_FAMILIES
 from labinfer.models.architectures import classifiers
 from labinfer.text.pair_text import PAIR_TEMPLATES
+from labinfer.models.registry import load_config
+from labinfer.models.score_head import with_score_head
 
 SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
 LONG = {**SMALL, "num_kv_blocks": 400}
@@ -87,6 +89,30 @@ def test_activation_and_labels_are_those_of_the_config(tmp_path):
 
 
 def test_classifier_does_only_what_it_can(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "activation"),
+    [
+        ({"problem_type": "single_label_classification"}, "sigmoid"),
+        ({"problem_type": "regression"}, "none"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
+        ({"problem_type": "regression", "sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
+    ],
+)
+def test_activation_of_one_label_is_no_softmax(tmp_path, changes, activation):
+    directory = make_classifier(tmp_path, "qwen3", 1, **changes)
+    assert with_score_head(load_config(directory), directory).score_head.head.activation == activation
+
+
+def test_unknown_activation_is_refused(tmp_path):
+    directory = make_classifier(tmp_path, "qwen3", 1)
+    (directory / "config_sentence_transformers.json").write_text('{"activation_fn": "torch.nn.Tanh"}')
+    with pytest.raises(
+        UserError, match="activation_fn 'torch.nn.Tanh' is not supported; supported are Sigmoid, Identity"
+    ):
+        with_score_head(load_config(directory), directory)
+
+
     directory = make_classifier(tmp_path, "qwen2-tied", 3)
     with LLM(str(directory), **SMALL) as llm:
         with pytest.raises(UserError, match=r"has no output head \(lm_head\) and cannot generate.*scores instead"):
@@ -219,7 +245,9 @@ def test_job_answers_each_line_of_documents_with_one_line(tmp_path):
 
 def test_reranker_without_its_tokens_is_refused(tmp_path):
     directory = make_checkpoint(tmp_path, "qwen3")
-    with pytest.raises(UserError, match="reads the logits of the tokens 'no' and 'yes', but the tokenizer of"):
+    with pytest.raises(
+        UserError, match="reads the logits of the tokens 'no' and 'yes', but .* has no tokenizer.json with both"
+    ):
         LLM(str(directory), **SMALL, reranker="qwen3")
 
 

@@ -14,7 +14,7 @@ Activation = Literal["none", "sigmoid", "softmax"]
 """Function from logits to scores."""
 CLASSIFICATION, REGRESSION, MULTI_LABEL = "single_label_classification", "regression", "multi_label_classification"
 ACTIVATIONS: dict[str, Activation] = {CLASSIFICATION: "softmax", REGRESSION: "none", MULTI_LABEL: "sigmoid"}
-"""Activation for each ``problem_type`` of Transformers."""
+"""Activation of several labels for each ``problem_type`` of Transformers."""
 
 
 class ScoreHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,8 @@ class ScoreHead(msgspec.Struct, frozen=True, kw_only=True):
             return [sigmoid(value) for value in values]
         top = max(values)
         powers = [math.exp(value - top) for value in values]
-        return [power / sum(powers) for power in powers]
+        total = sum(powers)
+        return [power / total for power in powers]
 
     def relevance(self, logits: Sequence[float], use_activation: bool | None = None) -> float:
         """Score of a pair of texts; see ``scores``."""

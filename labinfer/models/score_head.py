@@ -13,13 +13,13 @@ from msgspec.structs import replace as replace_struct
 
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import PoolingConfig
-from labinfer.base.score_head import ACTIVATIONS, CLASSIFICATION, MULTI_LABEL, ScoreHead
+from labinfer.base.score_head import ACTIVATIONS, CLASSIFICATION, REGRESSION, ScoreHead
 from labinfer.models.architectures import classifiers
 from labinfer.models.config import ModelConfig
 from labinfer.models.config_file import ConfigFile, show_value
 from labinfer.models.layers.score_head import ScoreHeadConfig
 from labinfer.weights.hugging_face.end_tokens import vocabulary_id
-from labinfer.weights.hugging_face.logit_score import read_logit_score
+from labinfer.weights.hugging_face.logit_score import read_activation, read_logit_score
 from labinfer.weights.model_files import open_model
 
 RERANKER_TOKENS = {"qwen3": ("no", "yes")}
@@ -43,16 +43,19 @@ def with_score_head(config: ModelConfig, directory: Path, reranker: str = "auto"
     if file.values.get("architectures", [""])[0] in classifiers():
         config = replace(config, has_head=False, notes=())  # a tied embedding is no LM head here
         file.require(config.is_causal, "a classifier with is_causal false is not supported")
-        head = replace_struct(_read_classifier(file), template=template)
-        if template:
-            head.check_pairs()
+        head = replace_struct(_read_classifier(file, directory), template=template)
+        file.require(
+            not template or len(head.labels) == 1,
+            f"--reranker {template} scores pairs by one label, and this classifier has {len(head.labels)}; leave out --reranker",
+        )
     elif template:
         tokens = RERANKER_TOKENS[template]
-        ids = [vocabulary_id(text, Path(tokenizer) if tokenizer else directory) for text in tokens]
+        source = Path(tokenizer) if tokenizer else directory
+        ids = [vocabulary_id(text, source) for text in tokens]
         if None in ids:
             raise UserError(
-                f"--reranker {template} reads the logits of the tokens {' and '.join(map(repr, tokens))}, but the tokenizer of "
-                f"{directory} does not have both; leave out --reranker"
+                f"--reranker {template} reads the logits of the tokens {' and '.join(map(repr, tokens))}, but {source} has no "
+                "tokenizer.json with both; leave out --reranker"
             )
         head = ScoreHead(token_ids=tuple(ids), template=template)
     else:
@@ -77,9 +80,12 @@ def with_score_head(config: ModelConfig, directory: Path, reranker: str = "auto"
     return replace(config, score_head=score_head, pooling=PoolingConfig(instead=head.offer))
 
 
-def _read_classifier(file: ConfigFile) -> ScoreHead:
-    """Labels and activation of a ``…ForSequenceClassification``. Without a ``problem_type``, one label has a sigmoid and several have a
-    softmax, as in Transformers' text-classification pipeline."""
+def _read_classifier(file: ConfigFile, directory: Path) -> ScoreHead:
+    """Labels and activation of a ``…ForSequenceClassification``.
+
+    The activation is that of Transformers' text-classification pipeline: none for ``regression``, else a sigmoid for one label. Several
+    labels without a ``problem_type`` have a softmax. For one label, an activation in sentence-transformers' files takes precedence.
+    """
     labels, problem = file.get("id2label", dict, {}), file.values.get("problem_type")
     names = [labels.get(str(index)) for index in range(len(labels))]
     file.require(
@@ -92,9 +98,12 @@ def _read_classifier(file: ConfigFile) -> ScoreHead:
         problem is None or problem in ACTIVATIONS,
         f"problem_type {show_value(problem)} is not supported; supported are {', '.join(ACTIVATIONS)}",
     )
+    activation = ACTIVATIONS[problem or CLASSIFICATION]
+    if len(names) == 1:  # the softmax of one logit is always 1
+        activation = read_activation(directory, file.values) or ("none" if problem == REGRESSION else "sigmoid")
     pad = file.text_part().values.get("pad_token_id")
     return ScoreHead(
         labels=tuple(names),
-        activation=ACTIVATIONS[problem or (MULTI_LABEL if len(names) == 1 else CLASSIFICATION)],
+        activation=activation,
         pad_token_id=pad if isinstance(pad, int) and pad >= 0 else None,
     )

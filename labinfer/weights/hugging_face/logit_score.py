@@ -1,10 +1,11 @@
-"""Rerankers that score by token logits, from the files of sentence-transformers. Does not import torch.
+"""Cross-encoders in the files of sentence-transformers: token logits and activation. Does not import torch.
 
-Source: sentence-transformers 5.4, module ``LogitScore`` of cross-encoders.
+Source: sentence-transformers 5.4, module ``LogitScore`` and default activation of cross-encoders.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,33 @@ def read_logit_score(model: Path) -> ScoreHead | None:
         del ids[0]
     if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
         raise UserError(f"{path}: true_token_id and false_token_id should be token ids, not {ids!r:.60}")
-    name = str(settings.get("activation_fn") or "Sigmoid").rpartition(".")[2]
-    if name not in SCORE_ACTIVATIONS:
-        raise UserError(
-            f"{model / PROMPTS_FILE}: activation_fn {name!r:.60} is not supported; supported are {', '.join(SCORE_ACTIVATIONS)}"
-        )
-    return ScoreHead(token_ids=tuple(ids), activation=SCORE_ACTIVATIONS[name], instruction=_default_prompt(settings))
+    activation = read_activation(model) or "sigmoid"
+    return ScoreHead(token_ids=tuple(ids), activation=activation, instruction=_default_prompt(settings))
+
+
+def read_activation(model: Path, config: Mapping[str, Any] = {}) -> Activation | None:  # noqa: B006 - it is only read
+    """Activation of a cross-encoder's scores; None if no file names one.
+
+    Args:
+        config: values of ``config.json``, in which sentence-transformers before 5.4 writes the activation.
+
+    Raises:
+        UserError: the activation is not supported.
+    """
+    own = config.get("sentence_transformers")
+    places = (
+        (PROMPTS_FILE, "activation_fn", read_optional(model / PROMPTS_FILE)),
+        ("config.json", "activation_fn", own if isinstance(own, dict) else {}),
+        ("config.json", "sbert_ce_default_activation_function", config),
+    )
+    for file, key, values in places:
+        if path := values.get(key):
+            name = str(path).rpartition(".")[2]
+            if name not in SCORE_ACTIVATIONS:
+                known = ", ".join(SCORE_ACTIVATIONS)
+                raise UserError(f"{model / file}: {key} {path!r:.80} is not supported; supported are {known}")
+            return SCORE_ACTIVATIONS[name]
+    return None
 
 
 def _default_prompt(settings: dict[str, Any]) -> str:
