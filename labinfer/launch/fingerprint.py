@@ -29,6 +29,7 @@ ANSWER_OPTIONS = {
         "quantization_group_size",
         "max_model_len",
         "sliding_window",
+        "reranker",
     ),
     "cache": ("kv_cache_dtype",),
     "scheduler": ("context_shift", "keep"),

@@ -29,6 +29,8 @@ def options_fingerprint(options: EngineOptions, sampling: SamplingParams) -> dic
         if os.path.isfile(path):
             files[name] = hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
     chosen["quantization"] = join(chosen["quantization"])  # format in journals of earlier versions
+    if chosen["reranker"] == "auto":
+        del chosen["reranker"]  # journals of earlier versions lack this option
     if PLUGINS.loaded:
         chosen["plugin"] = ", ".join(PLUGINS.identities())
     if options.model.is_reproducible:

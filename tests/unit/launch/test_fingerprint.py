@@ -68,6 +68,7 @@ def take(comm, flags, identity, at, kernels) -> Fingerprint:
         ({"at": layout(dtypes=(torch.float16,))}, "dtype"),
         ({"kernels": ("linear reference",)}, "kernels"),
         ({"context_shift": True}, "settings"),
+        ({"reranker": "qwen3"}, "settings"),
     ],
 )
 def test_change_is_named_by_its_part(changed, part):
