@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 
@@ -10,7 +11,7 @@ import torch
 from checkpoints import VOCAB, make_checkpoint, mixed_prompts
 from classifiers import PAD, classifier_logits, make_classifier, make_reranker, token_shares, write_logit_score
 
-from labinfer import LLM, SamplingParams
+from labinfer import LLM, AsyncLLM, SamplingParams
 from labinfer.api.batch.job import BatchJob
 from labinfer.api.batch.job_output import JobOutput
 from labinfer.api.batch.options import JobOptions
@@ -21,9 +22,10 @@ from labinfer.api.batch.verification import find_difference
 from labinfer.base.errors import UserError
 from labinfer.base.kinds import MODEL_FAMILIES
 from labinfer.models.architectures import classifiers
-from labinfer.text.pair_text import PAIR_TEMPLATES
 from labinfer.models.registry import load_config
 from labinfer.models.score_head import with_score_head
+from labinfer.requests.score_bodies import PoolingBody
+from labinfer.text.pair_text import PAIR_TEMPLATES
 
 SMALL = {"block_size": 4, "num_kv_blocks": 200, "threads": 1, "autotune": "off"}
 LONG = {**SMALL, "num_kv_blocks": 400}
@@ -88,7 +90,6 @@ def test_activation_and_labels_are_those_of_the_config(tmp_path):
         LLM(str(directory), **SMALL)
 
 
-def test_classifier_does_only_what_it_can(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "activation"),
     [
@@ -113,6 +114,7 @@ def test_unknown_activation_is_refused(tmp_path):
         with_score_head(load_config(directory), directory)
 
 
+def test_classifier_does_only_what_it_can(tmp_path):
     directory = make_classifier(tmp_path, "qwen2-tied", 3)
     with LLM(str(directory), **SMALL) as llm:
         with pytest.raises(UserError, match=r"has no output head \(lm_head\) and cannot generate.*scores instead"):
@@ -122,6 +124,10 @@ def test_unknown_activation_is_refused(tmp_path):
                 llm.embed(PROMPTS, pooling)
         with pytest.raises(UserError, match="this classifier has 3 labels"):
             llm.score("a", ["b"])
+        for task in (None, "classify"):
+            body = PoolingBody(input="fox", task=task, pooling="mean")
+            with pytest.raises(UserError, match="pooling 'mean' is not supported: this model's score head"):
+                body.work(llm.spec)
 
 
 def test_cross_encoder_scores_pairs_by_a_sigmoid(tmp_path):
@@ -138,6 +144,27 @@ def test_cross_encoder_scores_pairs_by_a_sigmoid(tmp_path):
         assert raw == pytest.approx(logits[0], abs=TOLERANCE)
         with pytest.raises(UserError, match="instruction: this model has no template"):
             llm.score("a", "b", instruction="c")
+        for limit in (0, -2, 1 << 30, True, "4"):
+            with pytest.raises(UserError, match="truncate_prompt_tokens must be -1, or from 1 to"):
+                llm.score("the fox", "a lazy dog", truncate_prompt_tokens=limit)
+
+
+def test_async_llm_scores_and_classifies(tmp_path):
+    directory = make_classifier(tmp_path, "qwen3", 1)
+
+    async def run() -> tuple[list, list]:
+        llm = AsyncLLM(str(directory), **SMALL)
+        try:
+            scores = [output.score for output in await llm.score("the fox", ["a lazy dog", "a world"])]
+            return scores, (await llm.classify(PROMPTS[0], use_activation=False)).probs
+        finally:
+            await llm.close()
+
+    scores, probs = asyncio.run(run())
+    with LLM(str(directory), **SMALL) as llm:
+        expected = [output.score for output in llm.score("the fox", ["a lazy dog", "a world"])]
+    assert scores == pytest.approx(expected, abs=TOLERANCE)
+    assert probs == pytest.approx(classifier_logits(directory, PROMPTS[:1])[0], abs=TOLERANCE)
 
 
 def test_qwen3_reranker_scores_by_yes_and_no(tmp_path):

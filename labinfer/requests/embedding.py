@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
 from labinfer.requests.input_processor import pair_prompts
-from labinfer.requests.prompts import PromptLike, TextPrompt, TokensPrompt
+from labinfer.requests.prompts import PromptLike, TextPrompt, TokensPrompt, token_limit
 
 
 class EmbeddingModel(Protocol):
@@ -51,11 +51,7 @@ class PromptEmbedding:
         self.model.pooling.resolve(self.pooling)
         if self.dimensions is not None:
             self._check_dimensions(self.model.hidden_size)
-        limit = self.truncate_prompt_tokens
-        if limit not in (None, -1) and not (type(limit) is int and 0 < limit <= self.model.max_model_len):
-            raise UserError(
-                f"truncate_prompt_tokens must be -1, or from 1 to {self.model.max_model_len}, not {limit!r:.40}"
-            )
+        token_limit(self.truncate_prompt_tokens, self.model.max_model_len)
         known = self.model.pooling.prompts
         if self.prompt_name is not None and self.prompt_name not in known:
             names = f"choose one of {', '.join(known)}" if known else "the model's files have no prompts; leave it out"
@@ -98,8 +94,7 @@ class PromptEmbedding:
 
     def _prepare(self, prompt: Any) -> PromptLike:
         """``prompt`` with the named prompt before its text, and with its limit."""
-        limit = self.truncate_prompt_tokens or 0
-        limit = self.model.max_model_len if limit == -1 else limit
+        limit = token_limit(self.truncate_prompt_tokens, self.model.max_model_len)
         if isinstance(prompt, str | TextPrompt):
             start = self.model.pooling.prompts[self.prompt_name] if self.prompt_name is not None else ""
             return TextPrompt(start + (prompt if isinstance(prompt, str) else prompt.text), limit)

@@ -106,6 +106,7 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
         return _simple(parsed, defaults)
     if parsed.method != "POST":
         raise UserError(f"method {parsed.method!r:.40} is not supported; use POST")
+    pooled: dict[str, EmbeddingBody | ScoreRequest] = {}
     if parsed.url == COMPLETIONS_URL:
         body = read_completion(decode_json(parsed.body, CompletionBody), defaults)
         if len(body.prompts) != 1:
@@ -113,16 +114,15 @@ def parse_line(line: bytes, defaults: SamplingParams) -> ParsedLine:
     elif parsed.url == CHAT_URL:
         body = read_chat(decode_json(parsed.body, ChatBody), defaults)
     elif parsed.url == EMBEDDINGS_URL:
-        body = decode_json(parsed.body, EmbeddingBody)
-        own = GenerationInput(prompts=[], sampling=SamplingParams(), model=body.model, user=body.user or "")
-        return ParsedLine(**vars(own), custom_id=parsed.custom_id, url=parsed.url, embedding=body)
+        pooled = {"embedding": (body := decode_json(parsed.body, EmbeddingBody))}
     elif parsed.url in SCORE_BODIES:
-        body = decode_json(parsed.body, SCORE_BODIES[parsed.url])
-        own = GenerationInput(prompts=[], sampling=SamplingParams(), model=body.model, user=body.user or "")
-        return ParsedLine(**vars(own), custom_id=parsed.custom_id, url=parsed.url, scoring=body)
+        pooled = {"scoring": (body := decode_json(parsed.body, SCORE_BODIES[parsed.url]))}
     else:
         urls = f"{COMPLETIONS_URL}, {CHAT_URL}, {EMBEDDINGS_URL}, /v1/score, /v1/rerank or /classify"
         raise UserError(f"url {parsed.url!r:.60} is not supported; use {urls}")
+    if pooled:
+        own = GenerationInput(prompts=[], sampling=SamplingParams(), model=body.model, user=body.user or "")
+        return ParsedLine(**vars(own), custom_id=parsed.custom_id, url=parsed.url, **pooled)
     if body.stream:
         raise UserError("stream=True is not supported in a batch; leave it out")
     return ParsedLine(**vars(body), custom_id=parsed.custom_id, url=parsed.url)

@@ -120,6 +120,23 @@ fields of ``ToolUse``, such as ``tools``, and of ``TemplateUse``, such as ``chat
 """
 
 
+def token_limit(truncate_prompt_tokens: int | None, max_model_len: int) -> int:
+    """Maximum number of tokens to which a request's ``truncate_prompt_tokens`` cuts a prompt; 0 for no cut.
+
+    Args:
+        truncate_prompt_tokens: -1 for ``max_model_len``, None for no cut.
+
+    Raises:
+        UserError: the value is not a number of tokens that the model can read.
+    """
+    limit = truncate_prompt_tokens
+    if limit in (None, -1):
+        return 0 if limit is None else max_model_len
+    if type(limit) is not int or not 0 < limit <= max_model_len:
+        raise UserError(f"truncate_prompt_tokens must be -1, or from 1 to {max_model_len}, not {limit!r:.40}")
+    return limit
+
+
 def parse_prompt(given: PromptLike) -> tuple[Prompt, dict[str, Any]]:
     """Convert a prompt to its type. Also returns the values that a dictionary has for ``EXTRA_KEYS``.
 

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from labinfer.base.errors import UserError
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.requests.embedding import PromptEmbedding
+from labinfer.requests.openai.embeddings import count_tokens
 from labinfer.requests.openai.scores import (
     ClassificationList,
     DocumentText,
@@ -21,7 +22,6 @@ from labinfer.requests.openai.scores import (
     Score,
     ScoreList,
     classification_list,
-    count_scored,
 )
 from labinfer.requests.protocol import MAX_COUNT, MAX_INPUTS, EmbeddingBody, Inputs, Pooling, typed_prompts
 from labinfer.requests.scoring import Classification, PairScoring, ScoredModel, paired_texts
@@ -29,6 +29,9 @@ from labinfer.requests.scoring import Classification, PairScoring, ScoredModel, 
 SCORE_URLS = ("/score", "/v1/score")
 RERANK_URLS = ("/rerank", "/v1/rerank", "/v2/rerank")
 CLASSIFY_URL = "/classify"
+
+PAIR_NAMES = (("text_1", "text_2"), ("queries", "documents"))
+"""Fields of ``ScoreBody`` for the two texts of a pair: vLLM's names, and its newer names."""
 
 InputText = Annotated[str, msgspec.Meta(min_length=1)]
 Texts = InputText | Annotated[list[InputText], msgspec.Meta(min_length=1, max_length=MAX_INPUTS)]
@@ -68,13 +71,13 @@ class ScoreBody(PairFields, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: texts are missing, given twice, or cannot be paired.
         """
-        given = [(self.text_1, self.text_2), (self.queries, self.documents)]
-        whole = [pair for pair in given if None not in pair]
-        if len(whole) != 1 or any(pair != (None, None) for pair in given if pair is not whole[0]):
+        given = [names for names in PAIR_NAMES if any(getattr(self, name) is not None for name in names)]
+        if len(given) != 1 or None in (texts := [getattr(self, name) for name in given[0]]):
             raise UserError("text_1 and text_2, or queries and documents: give one pair")
-        first, second = paired_texts(*whole[0], ("text_1", "text_2"))
+        first, second = paired_texts(*texts, given[0])
         if (total := len(first) + len(second)) > MAX_INPUTS:
-            raise UserError(f"text_1 and text_2 have {total} texts, more than {MAX_INPUTS}; send several requests")
+            names = " and ".join(given[0])
+            raise UserError(f"{names} have {total} texts, more than {MAX_INPUTS}; send several requests")
         return first, second
 
     def work(self, model: ScoredModel) -> PairScoring:
@@ -90,7 +93,7 @@ class ScoreBody(PairFields, kw_only=True, forbid_unknown_fields=True):
         """Response, by the pooled outputs of the prompts of ``work``. ``fields`` are id, creation time and model."""
         outputs = work.outputs(pooled)
         data = [Score("score", index, output.score) for index, output in enumerate(outputs)]
-        return ScoreList(data=data, usage=count_scored(pooled), **fields)
+        return ScoreList(data=data, usage=count_tokens(pooled), **fields)
 
 
 class RerankDocument(msgspec.Struct, forbid_unknown_fields=True):
@@ -129,7 +132,7 @@ class RerankBody(PairFields, kw_only=True, forbid_unknown_fields=True):
             )
             for index in order[: self.top_n or len(order)]
         ]
-        return Ranking(id=fields["id"], model=fields["model"], results=results, usage=count_scored(pooled))
+        return Ranking(id=fields["id"], model=fields["model"], results=results, usage=count_tokens(pooled))
 
 
 class ClassifyBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -172,7 +175,7 @@ class PoolingBody(EmbeddingBody, kw_only=True, forbid_unknown_fields=True):
         for name in ("dimensions", "prompt_name", "truncate_prompt_tokens"):
             if getattr(self, name) is not None:
                 raise UserError(f"{name} is for embeddings, and this request asks for classes; leave it out")
-        return Classification(model=model, given=self.prompts(), use_activation=self.normalize)
+        return Classification(model=model, given=self.prompts(), use_activation=self.normalize, pooling=self.pooling)
 
 
 ScoreRequest = ScoreBody | RerankBody | ClassifyBody

@@ -13,7 +13,7 @@ from labinfer.base.errors import UserError
 from labinfer.base.plan import POOLINGS
 from labinfer.base.pooling import EmbeddingOutput, PoolingConfig
 from labinfer.base.score_head import ScoreHead
-from labinfer.requests.prompts import PairPrompt, Prompt, PromptLike, TextPrompt
+from labinfer.requests.prompts import PairPrompt, Prompt, PromptLike, TextPrompt, token_limit
 from labinfer.text.pair_text import PairText
 
 LAST = "last"
@@ -82,10 +82,8 @@ class PairScoring:
         head = self.model.score_head
         if head is not None:
             head.check_pairs()
-            if self.pooling not in (None, LAST):
-                raise UserError(
-                    f"pooling {self.pooling!r:.40} is not supported: this model's score head reads the last token"
-                )
+            check_last_token(self.pooling)
+            token_limit(self.truncate_prompt_tokens, self.model.max_model_len)
             return
         check_cosines(self.model.pooling, self.pooling)
         for name in ("use_activation", "instruction", "truncate_prompt_tokens"):
@@ -101,14 +99,10 @@ class PairScoring:
 
     def prompts(self) -> list[Prompt]:
         """A prompt for each pair; for cosine similarities, one for each text of ``first`` and then of ``second``."""
-        head, limit = self.model.score_head, self.truncate_prompt_tokens
+        head = self.model.score_head
         if head is None:
             return list(map(TextPrompt, self.first + self.second))
-        if limit is not None and limit != -1 and not 0 < limit <= self.model.max_model_len:
-            raise UserError(
-                f"truncate_prompt_tokens must be -1, or from 1 to {self.model.max_model_len}, not {limit!r:.40}"
-            )
-        limit = self.model.max_model_len if limit == -1 else limit or 0
+        limit = token_limit(self.truncate_prompt_tokens, self.model.max_model_len)
         fields = {"instruction": self.instruction or head.instruction, "template": head.template, "limit": limit}
         return [PairPrompt(PairText(query=query, document=document, **fields)) for query, document in self._pairs()]
 
@@ -142,13 +136,18 @@ class PairScoring:
 class Classification:
     """Classes of prompts by a model with a score head.
 
+    Args:
+        use_activation: False for the logits of the labels in place of their scores.
+        pooling: pooling of the request, which is the last token or None.
+
     Raises:
-        UserError: the model has no score head.
+        UserError: the model has no score head, or the request names another pooling.
     """
 
     model: ScoredModel
-    given: list[PromptLike]
+    given: PromptLike | list[PromptLike]
     use_activation: bool | None = None
+    pooling: str | None = None
 
     pooled_by: ClassVar[str] = LAST
 
@@ -158,8 +157,9 @@ class Classification:
                 "model: this model has no classification head (its architecture is not …ForSequenceClassification), so it gives no "
                 "classes; use /v1/embeddings"
             )
+        check_last_token(self.pooling)
 
-    def prompts(self) -> list[PromptLike]:
+    def prompts(self) -> PromptLike | list[PromptLike]:
         """The prompts to classify."""
         return self.given
 
@@ -183,6 +183,18 @@ def pair_scoring(model: ScoredModel, queries: Any, documents: Any, **options: An
     """
     first, second = paired_texts(queries, documents, ("queries", "documents"))
     return PairScoring(model=model, first=first, second=second, **options)
+
+
+def check_last_token(pooling: str | None) -> None:
+    """Refuse a request's ``pooling`` that a score head cannot read.
+
+    Raises:
+        UserError: the request names a pooling other than ``last``.
+    """
+    if pooling not in (None, LAST):
+        raise UserError(
+            f"pooling {pooling!r:.40} is not supported: this model's score head reads the last token; leave it out"
+        )
 
 
 def check_cosines(config: PoolingConfig, pooling: str | None) -> None:
@@ -224,6 +236,6 @@ def paired_texts(first: Any, second: Any, names: tuple[str, str]) -> tuple[list[
             raise UserError(f"{name} must be a text or a list of texts, none of them empty, not {texts!r:.60}")
     if len(lists[0]) not in (1, len(lists[1])):
         raise UserError(
-            f"{names[0]} has {len(lists[0])} texts and {names[1]} {len(lists[1])}; give one {names[0]}, or equally many of both"
+            f"{names[0]} has {len(lists[0])} texts and {names[1]} {len(lists[1])}; give one text in {names[0]}, or equally many in both"
         )
     return lists[0], lists[1]

@@ -36,8 +36,8 @@ MAX_IDS = 1 << 20
 
 @dataclass(frozen=True)
 class JobLine:
-    """An input line of a job, and the outputs of the line's requests. An embeddings line has a request for each input, every other
-    line one request."""
+    """An input line of a job, and the outputs of the line's requests. An embeddings or classification line has a request for each
+    input, a line of scores one for each pair of texts (of embeddings, one for each text), every other line one request."""
 
     number: int
     digest: bytes

@@ -10,6 +10,7 @@ import msgspec
 
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.requests.openai.api_object import ApiObject, Count
+from labinfer.requests.scoring import ClassificationOutput
 
 
 class EmbeddingObject(ApiObject):
@@ -53,7 +54,7 @@ def embedding_list(outputs: list[EmbeddingOutput], model: str, encoding_format: 
     return EmbeddingList("list", data, model, count_tokens(outputs))
 
 
-def count_tokens(outputs: list[EmbeddingOutput]) -> EmbeddingUsage:
+def count_tokens(outputs: list[EmbeddingOutput] | list[ClassificationOutput]) -> EmbeddingUsage:
     """Token counts of a request: the sum over the prompts of ``outputs``."""
     num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return EmbeddingUsage(num_tokens, num_tokens)

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from labinfer.base.pooling import EmbeddingOutput
 from labinfer.requests.openai.api_object import ApiObject, Count
-from labinfer.requests.openai.embeddings import EmbeddingUsage, embedding_list
+from labinfer.requests.openai.embeddings import EmbeddingUsage, count_tokens, embedding_list
 from labinfer.requests.scoring import ClassificationOutput
 
 
@@ -109,10 +109,4 @@ def classification_list(outputs: list[ClassificationOutput], **fields: Any) -> C
         ClassifiedInput(index=index, label=output.label, probs=output.probs, num_classes=len(output.probs))
         for index, output in enumerate(outputs)
     ]
-    return ClassificationList(data=data, usage=count_scored(outputs), **fields)
-
-
-def count_scored(outputs: list[EmbeddingOutput] | list[ClassificationOutput]) -> EmbeddingUsage:
-    """Token counts of a request: the sum over its prompts."""
-    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    return EmbeddingUsage(num_tokens, num_tokens)
+    return ClassificationList(data=data, usage=count_tokens(outputs), **fields)

@@ -66,7 +66,7 @@ def test_zeros_stay_zeros():
 
 
 def test_response_of_numbers():
-    model = SimpleNamespace(pooling=PoolingConfig(), hidden_size=2)
+    model = SimpleNamespace(pooling=PoolingConfig(), hidden_size=2, max_model_len=64)
     outputs = body(input=["a", "b"]).embedding(model).outputs([output(3.0, 4.0), output(0.0, -2.0, num_tokens=5)])
     assert msgspec.to_builtins(embedding_list(outputs, "m", "float")) == {
         "object": "list",
@@ -163,7 +163,7 @@ def test_body_of_other_types_or_fields_is_no_body(fields):
     ],
 )
 def test_dimensions_that_the_model_does_not_have_are_refused(allowed, dimensions, says):
-    model = SimpleNamespace(pooling=PoolingConfig(matryoshka_dimensions=allowed), hidden_size=64)
+    model = SimpleNamespace(pooling=PoolingConfig(matryoshka_dimensions=allowed), hidden_size=64, max_model_len=64)
     for fine in (None, 8, 32, 64):
         body(input="hi", dimensions=fine).embedding(model)
     with pytest.raises(UserError, match=says):
@@ -171,7 +171,9 @@ def test_dimensions_that_the_model_does_not_have_are_refused(allowed, dimensions
 
 
 def test_named_prompt_stands_before_texts():
-    model = SimpleNamespace(pooling=PoolingConfig(prompts={"query": "Q: ", "document": ""}), hidden_size=64)
+    model = SimpleNamespace(
+        pooling=PoolingConfig(prompts={"query": "Q: ", "document": ""}), hidden_size=64, max_model_len=64
+    )
     work = body(input=["a", "b"], prompt_name="query").embedding(model)
     assert work.prompts() == [TextPrompt("Q: a"), TextPrompt("Q: b")]
     assert body(input="a", prompt_name="document").embedding(model).prompts() == [TextPrompt("a")]
@@ -179,7 +181,7 @@ def test_named_prompt_stands_before_texts():
         body(input="a", prompt_name="other").embedding(model)
     with pytest.raises(UserError, match="prompt_name needs texts"):
         body(input=[5, 6], prompt_name="query").embedding(model).prompts()
-    bare = SimpleNamespace(pooling=PoolingConfig(), hidden_size=64)
+    bare = SimpleNamespace(pooling=PoolingConfig(), hidden_size=64, max_model_len=64)
     with pytest.raises(UserError, match="prompt_name 'query' is unknown: the model's files have no prompts"):
         body(input="a", prompt_name="query").embedding(bare)
 
