@@ -144,6 +144,12 @@ def test_cross_encoder_scores_pairs_by_a_sigmoid(tmp_path):
         assert raw == pytest.approx(logits[0], abs=TOLERANCE)
         with pytest.raises(UserError, match="instruction: this model has no template"):
             llm.score("a", "b", instruction="c")
+        query = llm.tokenizer.encode("the fox")
+        for limit in range(1, len(query) + 1):  # a query without a document has no score
+            with pytest.raises(UserError, match=f"leaves no room for the document.* has {len(query)} tokens"):
+                llm.score("the fox", "a lazy dog", truncate_prompt_tokens=limit)
+        (cut,) = llm.score("the fox", "a lazy dog", truncate_prompt_tokens=len(query) + 1)
+        assert cut.prompt_token_ids == [*query, llm.tokenizer.encode("a lazy dog")[0]]
         for limit in (0, -2, 1 << 30, True, "4"):
             with pytest.raises(UserError, match="truncate_prompt_tokens must be -1, or from 1 to"):
                 llm.score("the fox", "a lazy dog", truncate_prompt_tokens=limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from labinfer.base.errors import PromptTooLong, UserError
+from labinfer.base.errors import UserError
 from labinfer.text.tokenizer import Tokenizer
 
 ROLES = ("query", "document")
@@ -71,7 +71,7 @@ class PairText(msgspec.Struct, frozen=True, kw_only=True):
             max_tokens: maximum prompt length of the model, as in ``Tokenizer.encode_within``.
 
         Raises:
-            UserError: the pair is too long, or it has an instruction that no template reads.
+            UserError: the pair is too long, ``limit`` leaves no token for the document, or no template reads the instruction.
         """
         encode = self._encoder(tokenizer, max_tokens)
         if not self.limit:
@@ -79,14 +79,14 @@ class PairText(msgspec.Struct, frozen=True, kw_only=True):
         start = self.document[: self.limit * tokenizer.longest_token]
         own = tokenizer.encode(start, add_special_tokens=False)[: self.limit]
         document = self.document if len(own) < self.limit else tokenizer.decode(own)
-        while len(ids := encode(document)) > self.limit:
-            excess = len(ids) - self.limit
-            if excess > len(own):
-                raise PromptTooLong.for_context(
-                    self.limit, f"without its document, the prompt has {len(encode(''))} tokens"
-                )
-            own = own[: len(own) - excess]
+        while document and len(ids := encode(document)) > self.limit:
+            own = own[: max(0, len(own) - (len(ids) - self.limit))]
             document = tokenizer.decode(own).rstrip("\ufffd")
+        if not document:
+            raise UserError(
+                f"truncate_prompt_tokens {self.limit} leaves no room for the document: without its document, the prompt has "
+                f"{len(encode(''))} tokens; choose more, or shorten the query"
+            )
         return ids
 
     def _encoder(self, tokenizer: Tokenizer, max_tokens: int) -> Callable[[str], list[int]]:
