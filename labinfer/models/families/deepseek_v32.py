@@ -5,16 +5,13 @@ Their sparse attention lets a token attend to the ``index_topk`` keys that an in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from labinfer.models.config import ModelConfig, read_layer_types, read_model
 from labinfer.models.config_file import ConfigFile
 from labinfer.models.families.deepseek_v2 import read_latent_layers
 from labinfer.models.families.deepseek_v3 import DeepseekV3ForCausalLM, read_biased_router
+from labinfer.models.families.layers.unread_indexer import UnreadIndexer
 from labinfer.models.families.mtp_decoder import read_mtp
 from labinfer.models.layers.context import StageContext
-from labinfer.weights.slices import WeightSlice
-from labinfer.weights.weighted_module import WeightedModule
 
 INDEXED = "indexed_attention"
 NOTE = (
@@ -54,7 +51,7 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
         super().add_parts(config, ctx)
         for layer in self._cached_layers():
-            layer.self_attn.indexer = UnreadKeyIndexer()
+            layer.self_attn.indexer = UnreadIndexer()
 
 
 class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
@@ -65,13 +62,3 @@ class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
     @classmethod
     def read_config(cls, file: ConfigFile) -> ModelConfig:
         return super().read_config(file.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=202752))
-
-
-class UnreadKeyIndexer(WeightedModule):
-    """Tensors under ``self_attn.indexer``, which choose keys; dense attention does not read them."""
-
-    def slices(self, prefix: str) -> Iterator[WeightSlice]:
-        return iter(())
-
-    def unread(self, prefix: str) -> Iterator[str]:
-        yield prefix

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from labinfer.models.config import LayerConfig, ModelConfig, read_attention, read_layer_types, read_model
@@ -12,11 +11,10 @@ from labinfer.models.families.gpt_oss import read_clamped_gate
 from labinfer.models.families.layers.clamped_mlp import ClampedMLPConfig
 from labinfer.models.families.layers.mixture import MixtureConfig
 from labinfer.models.families.layers.router import read_router
+from labinfer.models.families.layers.unread_indexer import UnreadIndexer
 from labinfer.models.layers.context import StageContext
 from labinfer.models.rope_parameters import read_rope
 from labinfer.weights.checkpoint_names import CheckpointNames
-from labinfer.weights.slices import WeightSlice
-from labinfer.weights.weighted_module import WeightedModule
 
 SPARSE_ATTENTION, DENSE, SPARSE = "minimax_m3_sparse", "dense", "sparse"
 PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -72,7 +70,7 @@ class MiniMaxM3VLForCausalLM(Decoder):
 
     def add_parts(self, config: ModelConfig, ctx: StageContext) -> None:
         for layer in self.model.layers.values():
-            layer.self_attn.indexer = UnreadIndexer()
+            layer.self_attn.indexer = UnreadIndexer(INDEXER)
 
 
 class MiniMaxM3SparseForConditionalGeneration(MiniMaxM3VLForCausalLM):
@@ -94,16 +92,6 @@ class MiniMaxM3SparseForConditionalGeneration(MiniMaxM3VLForCausalLM):
             *("mtp.", "language_model.mtp.", "language_model.model.mtp."),
         ),
     )
-
-
-class UnreadIndexer(WeightedModule):
-    """Tensors of a sparse layer that choose blocks of keys; dense attention does not read them."""
-
-    def slices(self, prefix: str) -> Iterator[WeightSlice]:
-        return iter(())
-
-    def unread(self, prefix: str) -> Iterator[str]:
-        yield from (f"{prefix}.{name}" for name in INDEXER)
 
 
 def _read_limit(file: ConfigFile) -> dict[str, Any]:
