@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,11 +14,10 @@ from labinfer.functions.attention_batch import Angles
 from labinfer.functions.calls import FunctionCall
 from labinfer.models.config import LayerConfig, ModelConfig
 from labinfer.models.decoder import DecoderLayer, NormPlacement, make_norm
+from labinfer.models.families.layers.ungated_mlp import UngatedMLP
 from labinfer.models.layers.cache_spec import CacheSpec
 from labinfer.models.layers.context import StageContext
 from labinfer.models.layers.input_batch import ModelInputBatch, OutputRows
-from labinfer.models.layers.linear import MergedColumnParallelLinear, row_parallel
-from labinfer.models.layers.sharding import shard_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +70,14 @@ class SquaredReluMLPConfig:
     """The layer's only all-reduce, as one is counted for the mixer of every layer."""
 
     def build(self, hidden_size: int, ctx: StageContext) -> SquaredReluMLP:
-        return SquaredReluMLP(self, hidden_size, ctx)
+        return SquaredReluMLP(self.intermediate_size, hidden_size, ctx, bias=self.bias)
 
 
-class SquaredReluMLP(nn.Module):
+class SquaredReluMLP(UngatedMLP):
     """This rank's columns of the MLP."""
 
-    def __init__(self, config: SquaredReluMLPConfig, hidden_size: int, ctx: StageContext):
-        super().__init__()
-        full = config.intermediate_size
-        part = ("up_proj", full, shard_columns(full, ctx.tp.size, ctx.tp.rank))
-        self.up_proj = MergedColumnParallelLinear(hidden_size, [part], config.bias, ctx)
-        self.down_proj = row_parallel(full, partial(shard_columns, full), hidden_size, config.bias, ctx)
-
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, D), summed over the TP ranks."""
-        return self.down_proj(squared_relu(self.up_proj(x_TD)))
+    def activate(self, x_TF: torch.Tensor) -> torch.Tensor:
+        return squared_relu(x_TF)
 
 
 def squared_relu(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from labinfer.models.families.layers.ungated_mlp import UngatedMLP
 from labinfer.models.layers.context import StageContext
-from labinfer.models.layers.linear import MergedColumnParallelLinear, row_parallel
-from labinfer.models.layers.sharding import shard_columns
 from labinfer.weights.slices import TensorSlice, WeightSlice
 from labinfer.weights.weighted_module import WeightedModule, empty_parameter
 
@@ -29,23 +26,18 @@ class XieluMLPConfig:
     num_sums: ClassVar[int] = 1
 
     def build(self, hidden_size: int, ctx: StageContext) -> XieluMLP:
-        return XieluMLP(self, hidden_size, ctx)
+        return XieluMLP(self.intermediate_size, hidden_size, ctx)
 
 
-class XieluMLP(nn.Module):
+class XieluMLP(UngatedMLP):
     """This rank's columns of the MLP."""
 
-    def __init__(self, config: XieluMLPConfig, hidden_size: int, ctx: StageContext):
-        super().__init__()
-        full = config.intermediate_size
-        part = ("up_proj", full, shard_columns(full, ctx.tp.size, ctx.tp.rank))
-        self.up_proj = MergedColumnParallelLinear(hidden_size, [part], False, ctx)
+    def __init__(self, intermediate_size: int, hidden_size: int, ctx: StageContext):
+        super().__init__(intermediate_size, hidden_size, ctx)
         self.act_fn = Xielu()
-        self.down_proj = row_parallel(full, partial(shard_columns, full), hidden_size, False, ctx)
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """(T, D) → (T, D), summed over the TP ranks."""
-        return self.down_proj(self.act_fn(self.up_proj(x_TD)))
+    def activate(self, x_TF: torch.Tensor) -> torch.Tensor:
+        return self.act_fn(x_TF)
 
 
 class Xielu(WeightedModule):
