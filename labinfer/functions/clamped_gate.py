@@ -18,8 +18,8 @@ class ClampedGate:
     alpha: float
     limit: float
     """Clamping limit of the up projection u, an upper bound of its magnitude."""
-    gate_limit: float | None = None
-    """Clamping limit of the gate projection g, an upper bound; None for ``limit``."""
+    gate_limit: float
+    """Clamping limit of the gate projection g, an upper bound."""
     offset: float = 1.0
     gate_EF: torch.Tensor
     """Gate bias of each expert, float32: this rank's columns, zero-padded to a multiple of 32."""
@@ -32,6 +32,6 @@ class ClampedGate:
         """Activations from products without biases, (T, 2F) → (T, F) in their dtype, for one expert or an expert per row."""
         gate_TF, up_TF = gate_up_TF.float().chunk(2, dim=1)
         columns = gate_TF.shape[1]
-        gate_TF = (gate_TF + self.gate_EF[expert, :columns]).clamp(max=self.gate_limit or self.limit)
+        gate_TF = (gate_TF + self.gate_EF[expert, :columns]).clamp(max=self.gate_limit)
         up_TF = (up_TF + self.up_EF[expert, :columns]).clamp(-self.limit, self.limit)
         return (gate_TF * (self.alpha * gate_TF).sigmoid() * (up_TF + self.offset)).to(gate_up_TF.dtype)

@@ -186,7 +186,7 @@ class CpuExperts:
         if gate is not None:
             tensors = gate.gate_EF, gate.up_EF, gate.down_ED
             sizes = gate.gate_EF.shape[1], gate.down_ED.shape[1]
-            numbers = gate.alpha, gate.limit, gate.gate_limit or gate.limit, gate.offset
+            numbers = gate.alpha, gate.limit, gate.gate_limit, gate.offset
             biases = *numbers, *(tensor.data_ptr() for tensor in tensors), *sizes
         for part, is_last in mlps.packed.parts(expert_ids_TA, mlps.first):
             if is_first and not is_last:

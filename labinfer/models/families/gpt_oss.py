@@ -70,7 +70,7 @@ def read_clamped_gate(file: ConfigFile, *, has_biases: bool = True) -> ClampedGa
         UserError: a parameter is not a number above 0.
     """
     alpha, limit = _positive(file, "swiglu_alpha", 1.702), _positive(file, "swiglu_limit", 7.0)
-    return ClampedGateConfig(alpha=alpha, limit=limit, has_biases=has_biases)
+    return ClampedGateConfig(alpha=alpha, limit=limit, gate_limit=limit, has_biases=has_biases)
 
 
 def _positive(file: ConfigFile, key: str, default: float) -> float:

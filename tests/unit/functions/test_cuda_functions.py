@@ -321,7 +321,7 @@ def test_experts(products, monkeypatch, kind, dtype, rows, num_experts, first, a
     clamped = None
     if activation == "clamped":
         gate, up, down = (torch.randn(num_experts, n, device=DEVICE) for n in (columns, columns, size))
-        clamped = ClampedGate(alpha=1.7, limit=7.0, gate_EF=gate, up_EF=up, down_ED=down)
+        clamped = ClampedGate(alpha=1.7, limit=7.0, gate_limit=7.0, gate_EF=gate, up_EF=up, down_ED=down)
     weights = torch.rand(rows, each, device=DEVICE)
     mlps = ExpertMLPs(held, first, clamped, gelu=activation == "gelu")
     exact = reference_experts.experts(x, ids, weights, mlps)

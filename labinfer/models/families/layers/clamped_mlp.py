@@ -38,7 +38,7 @@ class ClampedMLP(GatedMLP):
 
     def _gate(self, x_TD: torch.Tensor) -> torch.Tensor:
         gate = self._limits
-        numbers = gate.alpha, gate.gate_limit or gate.limit, gate.limit, gate.offset
+        numbers = gate.alpha, gate.gate_limit, gate.limit, gate.offset
         return clamped_and_mul(self.gate_up_proj(x_TD), numbers)
 
 

@@ -24,10 +24,10 @@ class ClampedGateConfig:
 
     alpha: float
     limit: float
+    gate_limit: float
     has_biases: bool = True
     """Whether the experts have biases (gpt-oss). Their checkpoints store the experts' matrices transposed, with gate and up columns
     interleaved."""
-    gate_limit: float | None = None
     offset: float = 1.0
 
 
