@@ -21,8 +21,10 @@ from labinfer.base.pooling import EmbeddingOutput
 from labinfer.base.sampling_params import SamplingParams
 from labinfer.engine.request import Request
 from labinfer.launch.fingerprint import Fingerprint
+from labinfer.requests.embedding import PromptEmbedding
 from labinfer.requests.jsonl import ParsedLine, parse_line, read_ids
 from labinfer.requests.outputs import RequestOutput
+from labinfer.requests.scoring import Classification, PairScoring
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class JobLine:
     digest: bytes
     """Digest of the line; see ``line_digest``."""
     parsed: ParsedLine
+    work: PromptEmbedding | PairScoring | Classification | None = None
+    """What the line's pooled prompts are computed for; None for lines that generate text."""
     outputs: dict[int, RequestOutput | EmbeddingOutput] = field(default_factory=dict)
     """Outputs of the line's finished requests, by the index of the prompt in the line."""
 
@@ -216,10 +220,11 @@ class BatchJob:
         Raises:
             UserError: a request of the line can never run; then no request of the line is made.
         """
+        work = None
         if parsed.embedding is not None or parsed.scoring is not None:
             work = parsed.embedding.embedding(llm.spec) if parsed.embedding else parsed.scoring.work(llm.spec)
             parsed = replace(parsed, prompts=work.prompts(), pooling=work.pooled_by)
-        line = JobLine(number, digest, parsed)
+        line = JobLine(number, digest, parsed, work)
         return [
             llm.make_request((line, index), prompt, parsed.sampling, **parsed.request_fields)
             for index, prompt in enumerate(parsed.prompts)
@@ -227,11 +232,10 @@ class BatchJob:
 
     def _record(self, line: JobLine, llm: LLM) -> dict[str, Any]:
         outputs = [line.outputs[index] for index in range(len(line.parsed.prompts))]
-        if (body := line.parsed.embedding) is not None:
-            outputs = body.embedding(llm.spec).outputs(outputs)
-            return embedding_record(line.number, line.parsed, outputs, self._model_name)
-        if (body := line.parsed.scoring) is not None:
-            return score_record(line.number, line.parsed, body.work(llm.spec), outputs, self._model_name)
+        if line.parsed.embedding is not None:
+            return embedding_record(line.number, line.parsed, line.work.outputs(outputs), self._model_name)
+        if line.work is not None:
+            return score_record(line.number, line.parsed, line.work, outputs, self._model_name)
         return result_record(
             line.number,
             line.parsed,
