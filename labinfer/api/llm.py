@@ -339,7 +339,7 @@ class LLM:
         Raises:
             UserError: a prompt or an option is invalid; raised on rank 0 before anything has run.
         """
-        return self._score(
+        return self._pool(
             lambda: PromptEmbedding(model=self.spec, given=prompts, pooling=pooling, normalize=normalize, **options)
         )
 
@@ -372,7 +372,7 @@ class LLM:
             "truncate_prompt_tokens": truncate_prompt_tokens,
             "pooling": pooling,
         }
-        return self._score(lambda: pair_scoring(self.spec, queries, documents, **options))
+        return self._pool(lambda: pair_scoring(self.spec, queries, documents, **options))
 
     def classify(
         self, prompts: PromptLike | list[PromptLike] | None, *, use_activation: bool | None = None
@@ -389,9 +389,9 @@ class LLM:
         Raises:
             UserError: a prompt is invalid, or the model has no score head; raised on rank 0 before anything has run.
         """
-        return self._score(lambda: Classification(model=self.spec, given=prompts, use_activation=use_activation))
+        return self._pool(lambda: Classification(model=self.spec, given=prompts, use_activation=use_activation))
 
-    def _score(self, make: Callable[[], PairScoring | Classification | PromptEmbedding]) -> list | None:
+    def _pool(self, make: Callable[[], PairScoring | Classification | PromptEmbedding]) -> list | None:
         """Run the prompts of the work that ``make`` returns on rank 0, and return its outputs."""
         made: list[PairScoring | Classification | PromptEmbedding] = []
 

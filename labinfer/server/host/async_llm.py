@@ -102,20 +102,20 @@ class AsyncLLM:
     ) -> EmbeddingOutput:
         """Compute the embedding of a prompt; see ``LLM.embed``."""
         options |= {"pooling": pooling, "normalize": normalize}
-        (output,) = await self._score(PromptEmbedding(model=self._llm.spec, given=[prompt], **options))
+        (output,) = await self._pool(PromptEmbedding(model=self._llm.spec, given=[prompt], **options))
         return output
 
     async def score(self, queries: str | list[str], documents: str | list[str], **options: Any) -> list[ScoringOutput]:
         """Score pairs of texts; see ``LLM.score``."""
-        return await self._score(pair_scoring(self._llm.spec, queries, documents, **options))
+        return await self._pool(pair_scoring(self._llm.spec, queries, documents, **options))
 
     async def classify(self, prompt: PromptLike, *, use_activation: bool | None = None) -> ClassificationOutput:
         """Compute the scores of a classifier's labels for a prompt; see ``LLM.classify``."""
         work = Classification(model=self._llm.spec, given=[prompt], use_activation=use_activation)
-        (output,) = await self._score(work)
+        (output,) = await self._pool(work)
         return output
 
-    async def _score(self, work: PairScoring | Classification | PromptEmbedding) -> list:
+    async def _pool(self, work: PairScoring | Classification | PromptEmbedding) -> list:
         """Run the prompts of ``work`` at the same time, and return its outputs."""
 
         async def pool(prompt: PromptLike) -> EmbeddingOutput:
