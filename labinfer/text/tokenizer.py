@@ -191,9 +191,11 @@ class Tokenizer:
             UserError: the special tokens leave no room for text; see also ``encode``.
         """
         size = PREFIX_CHARACTERS * max_tokens
-        while size < len(text) and len(self.encode(text[:size], add_special_tokens=False)) < 2 * max_tokens + 64:
-            size *= 2  # so many more tokens that those at the end of the prefix, which may differ, are not used
         own = self.encode(text[:size], add_special_tokens=False)
+        # The last tokens of a prefix may differ from those of the whole text: twice as many are encoded as are used.
+        while size < len(text) and len(own) < 2 * max_tokens + 64:
+            size *= 2
+            own = self.encode(text[:size], add_special_tokens=False)
         whole = self.encode(text[:size], add_special_tokens)
         count = len(whole) - len(own)
         if count >= max_tokens:
