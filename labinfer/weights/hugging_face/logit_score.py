@@ -38,15 +38,16 @@ def read_logit_score(model: Path) -> ScoreHead | None:
     return ScoreHead(token_ids=tuple(ids), activation=activation, instruction=_default_prompt(settings))
 
 
-def read_activation(model: Path, config: Mapping[str, Any] = {}) -> Activation | None:  # noqa: B006 - it is only read
+def read_activation(model: Path, config: Mapping[str, Any] | None = None) -> Activation | None:
     """Activation of a cross-encoder's scores; None if no file names one.
 
     Args:
-        config: values of ``config.json``, in which sentence-transformers before 5.4 writes the activation.
+        config: values of ``config.json``, in which sentence-transformers before 5.4 writes the activation; None to leave them out.
 
     Raises:
         UserError: the activation is not supported.
     """
+    config = config or {}
     own = config.get("sentence_transformers")
     places = (
         (PROMPTS_FILE, "activation_fn", read_optional(model / PROMPTS_FILE)),
