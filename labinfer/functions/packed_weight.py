@@ -10,10 +10,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Values of the 16 E2M1 codes (4-bit floats) times 2, which are integers (OCP Microscaling Formats 1.0, 5.3.3)."""
 TABLES = {
     "": (),
-    "e2m1": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
-    "nvfp4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    "e2m1": E2M1,
+    "nvfp4": E2M1,
     "iq4": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
 }
 """Code tables of 4-bit formats: twice the values of MXFP4 (OCP Microscaling Formats 1.0, 5.3.3), with powers of two as scales;
