@@ -213,7 +213,7 @@ class WeightCache:
         left = min(self._free_bytes, FREE_FRACTION * disk.total)
         if disk.free - num_bytes < left:
             raise NoRoom(
-                f"{self.folder} has {disk.free / GIB:.1f} GiB free, of which {left / GIB:.1f} GiB must stay free"
+                f"the disk of {self.folder} has {disk.free / GIB:.1f} GiB of free space, and {left / GIB:.1f} GiB must stay free"
             )
 
     def clean(self) -> int:

@@ -166,7 +166,8 @@ void scan_states(const Scan<T>& scan, const Sequences& all, int threads) {
   });
 }
 
-// x and out (tokens, groups, size), gate (tokens, stride), of which the first groups * size; weight (groups, size).
+// Gated norm: out = x * silu(gate), normalized over each group of channels, times weight. Shapes: x and out (tokens, groups, size), weight
+// (groups, size), gate (tokens, stride), of whose rows the first groups * size numbers are read.
 template <typename T>
 void gate_and_norm(const T* x, const T* gate, int64_t stride, const T* weight, T* out, int64_t tokens, int64_t groups,
                    int64_t size, float eps, int threads) {

@@ -19,7 +19,7 @@ inline floats precise_exponential(floats x) {
   x = smaller(same(87.0f), larger(same(-87.0f), x));
   floats rounded = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds to a whole number
   floats whole = rounded - 12582912.0f;
-  floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts, the first of which is short
+  floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;  // x - whole * ln 2: ln 2 is the sum of 0.693359375, whose product is exact, and -2.1e-4
   floats value = same(1.0f / 720.0f);  // Taylor series for |x| up to ln 2 / 2
   value = value * rest + 1.0f / 120.0f;
   value = value * rest + 1.0f / 24.0f;

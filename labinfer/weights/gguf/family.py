@@ -54,8 +54,8 @@ class GgufFamily:
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Integer keys of ``config.json``, beyond those of all families → metadata keys without the architecture prefix."""
     sizes_by_layer: tuple[str, ...] = ()
-    """Keys of ``config.json`` that all families have, but of which this one's metadata may list a value per layer. ``read_config`` reads
-    them."""
+    """Keys of ``config.json`` whose metadata may have a value per layer in this architecture, and one value in others. ``read_config``
+    reads these keys."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Keys of ``config.json`` whose values llama.cpp hard-codes → the values."""
     orders: Mapping[str, Order] = field(default_factory=dict)
