@@ -27,9 +27,6 @@ class CpuDeltaRule:
         """Function name → method of this object that implements the function."""
         return {name: getattr(self, name) for name in ("causal_conv", "delta_rule", "gated_norm")}
 
-    def _compiled(self, name: str, dtype: torch.dtype) -> Callable:
-        return getattr(self._library, f"{name}_{str(dtype).removeprefix('torch.')}")
-
     def causal_conv(
         self,
         x_TC: torch.Tensor,
@@ -39,12 +36,12 @@ class CpuDeltaRule:
         bias_C: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out_TC = x_TC.new_empty(x_TC.shape)
-        self._compiled("causal_conv", x_TC.dtype)(
+        self._library.find_typed("causal_conv", x_TC.dtype)(
             x_TC.data_ptr(),
             weight_WC.data_ptr(),
             None if bias_C is None else bias_C.data_ptr(),
             state.data_ptr(),
-            *_addresses(batch),
+            *batch_addresses(batch),
             out_TC.data_ptr(),
             len(batch.context_lens),
             x_TC.stride(0),
@@ -64,14 +61,14 @@ class CpuDeltaRule:
     ) -> torch.Tensor:
         _, num_heads, key_size, value_size = state.shape
         out_THP = qkv_TC.new_empty(qkv_TC.shape[0], num_heads, value_size)
-        self._compiled("delta_rule", qkv_TC.dtype)(
+        self._library.find_typed("delta_rule", qkv_TC.dtype)(
             qkv_TC.data_ptr(),
             gates_TG.data_ptr(),
             heads.rate_H.data_ptr(),
             heads.bias_H.data_ptr(),
             heads.key_heads_H.data_ptr(),
             state.data_ptr(),
-            *_addresses(batch),
+            *batch_addresses(batch),
             out_THP.data_ptr(),
             len(batch.context_lens),
             num_heads,
@@ -86,7 +83,7 @@ class CpuDeltaRule:
         self, x_THP: torch.Tensor, gate_THP: torch.Tensor, weight_P: torch.Tensor, eps: float
     ) -> torch.Tensor:
         out_THP = torch.empty_like(x_THP)
-        self._compiled("gated_norm", x_THP.dtype)(
+        self._library.find_typed("gated_norm", x_THP.dtype)(
             x_THP.data_ptr(),
             gate_THP.data_ptr(),
             weight_P.data_ptr(),
@@ -99,6 +96,6 @@ class CpuDeltaRule:
         return out_THP
 
 
-def _addresses(batch: AttentionBatch) -> tuple[int, ...]:
+def batch_addresses(batch: AttentionBatch) -> tuple[int, ...]:
     """Addresses of ``batch``'s row pointers, context lengths and state slots."""
     return batch.row_ptr_B.data_ptr(), batch.context_lens_B.data_ptr(), batch.state_slots_B.data_ptr()

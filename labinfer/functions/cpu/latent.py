@@ -30,9 +30,6 @@ class CpuLatent:
         """Function name → method of this object that implements the function."""
         return {"write_latent": self.write_latent, "latent_attention": self.latent_attention}
 
-    def _compiled(self, name: str, q_THQ: torch.Tensor) -> Callable:
-        return getattr(self._library, f"{name}_{str(q_THQ.dtype).removeprefix('torch.')}")
-
     def write_latent(
         self,
         q_THQ: torch.Tensor,
@@ -44,7 +41,7 @@ class CpuLatent:
         transform: LatentTransform,
     ) -> torch.Tensor:
         q_THQ, (cos_TR, sin_TR) = q_THQ.contiguous(), angles
-        self._compiled("write_latent", q_THQ)(
+        self._library.find_typed("write_latent", q_THQ.dtype)(
             q_THQ.data_ptr(),
             kv_TC.data_ptr(),
             cos_TR.data_ptr(),
@@ -72,7 +69,7 @@ class CpuLatent:
         rotated, unit = width - rank, weight_HUL.shape[1]
         sizes = (tokens, heads, size - rotated)
         q_THC, sums_THL = q_THQ.new_empty(tokens, heads, width), q_THQ.new_empty(tokens, heads, rank)
-        self._compiled("absorb_queries", q_THQ)(
+        self._library.find_typed("absorb_queries", q_THQ.dtype)(
             q_THQ.data_ptr(), weight_HUL.data_ptr(), q_THC.data_ptr(), *sizes, rotated, unit, rank, threads
         )
         self._attend(
@@ -94,7 +91,7 @@ class CpuLatent:
             threads,
         )
         out_THP = q_THQ.new_empty(tokens, heads, unit - size + rotated)
-        self._compiled("expand_values", q_THQ)(
+        self._library.find_typed("expand_values", q_THQ.dtype)(
             sums_THL.data_ptr(), weight_HUL.data_ptr(), out_THP.data_ptr(), *sizes, unit, rank, threads
         )
         return out_THP

@@ -99,6 +99,10 @@ class Library:
         """Return the C++ function ``name``, compiled for the instruction set ``kernel``, a member of ``KERNELS``."""
         return getattr(self, f"{name}_{kernel}" if kernel else name)
 
+    def find_typed(self, name: str, dtype: torch.dtype) -> Callable:
+        """Return the C++ function ``name``, compiled for tensors of ``dtype``."""
+        return getattr(self, f"{name}_{str(dtype).removeprefix('torch.')}")
+
     def run(self, step: Callable[[], None]) -> None:
         """Call ``step``, which depends on tensor values. A captured graph calls it again in Python at each replay."""
         if self.observer is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from labinfer.functions.attention_batch import AttentionBatch
+from labinfer.functions.cpu.delta_rule import batch_addresses
 from labinfer.functions.cpu.library import Library
 from labinfer.functions.mamba_heads import MambaHeads
 
@@ -27,9 +28,6 @@ class CpuMamba:
         """Function name → method of this object that implements the function."""
         return {name: getattr(self, name) for name in ("selective_scan", "gated_group_norm")}
 
-    def _compiled(self, name: str, dtype: torch.dtype) -> Callable:
-        return getattr(self._library, f"{name}_{str(dtype).removeprefix('torch.')}")
-
     def selective_scan(
         self,
         xbc_TC: torch.Tensor,
@@ -40,7 +38,7 @@ class CpuMamba:
     ) -> torch.Tensor:
         _, num_heads, state_size, head_size = state.shape
         out_THP = xbc_TC.new_empty(xbc_TC.shape[0], num_heads, head_size)
-        self._compiled("selective_scan", xbc_TC.dtype)(
+        self._library.find_typed("selective_scan", xbc_TC.dtype)(
             xbc_TC.data_ptr(),
             dt_TH.data_ptr(),
             heads.rate_H.data_ptr(),
@@ -48,9 +46,7 @@ class CpuMamba:
             heads.skip_H.data_ptr(),
             heads.groups_H.data_ptr(),
             state.data_ptr(),
-            batch.row_ptr_B.data_ptr(),
-            batch.context_lens_B.data_ptr(),
-            batch.state_slots_B.data_ptr(),
+            *batch_addresses(batch),
             out_THP.data_ptr(),
             dt_TH.stride(0),
             len(batch.context_lens),
@@ -69,7 +65,7 @@ class CpuMamba:
     ) -> torch.Tensor:
         out_TD = torch.empty_like(x_TD)
         rows, size = x_TD.shape
-        self._compiled("gated_group_norm", x_TD.dtype)(
+        self._library.find_typed("gated_group_norm", x_TD.dtype)(
             x_TD.data_ptr(),
             gate_TD.data_ptr(),
             weight_D.data_ptr(),
